@@ -1,4 +1,4 @@
-"""The command `asyncrl`, which runs all subcommands."""
+"""The command `asyncrl`. Its first argument names the subcommand to run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     """
 
     def run() -> int | None:
-        # Commands are imported only here, so that the help appears at once.
+        # Commands are imported only here, so that `asyncrl --help` need not wait for their imports.
         module = importlib.import_module(COMMANDS[name].module)
         status: int | None = module.main([name, *argv] if name == "status" else argv)
         return status

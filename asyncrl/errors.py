@@ -49,7 +49,8 @@ class EngineError(AsyncrlError):
 
 
 class WeightsError(AsyncrlError):
-    """A weight update was refused, and nothing was changed: names, shapes, checksums or versions do not fit."""
+    """A version of the weights was refused: its names, shapes, checksums or number do not fit, or the engine failed its
+    canary (`weights/canary.py`)."""
 
 
 class ToolError(AsyncrlError):
@@ -62,7 +63,7 @@ class InteractionError(AsyncrlError):
 
 class ScoringError(AsyncrlError):
     """A scorer or verifier failed. The scoring is tried again. After too many failures the trajectory becomes a dead
-    letter, which is not trained. It is never scored as zero."""
+    letter, on which the learner never trains. It is never scored as zero."""
 
 
 class TooManyFailuresError(AsyncrlError):

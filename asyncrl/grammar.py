@@ -1,5 +1,5 @@
-"""Reads the grammar that a user gives. It has a form of `response_format` in the chat-completions API, or one of two
-other forms.
+"""Reads the grammar that a user gives: a regular expression, an EBNF grammar, or a `response_format` as in the
+chat-completions API.
 
 A server restricts the sampled tokens of a whole assistant turn to the grammar. docs/engines.md lists the servers that
 can do this, and explains how the learner treats such turns.
@@ -23,7 +23,10 @@ FORMS = (
 
 
 def read_grammar(form: Any) -> Grammar | None:
-    """The grammar in a form, which may be JSON text; None for free text. Raises RefusedError: the form is unknown."""
+    """The grammar that `form`, a mapping or JSON text, describes. None if the form leaves the text free.
+
+    Raises RefusedError: the form is unknown, or is text but not JSON.
+    """
     try:
         form = json.loads(form) if isinstance(form, str) else form
         match form:

@@ -4,13 +4,14 @@
 |---|---|---|
 | task | `openai/gsm8k/train/17` | a row of a task file: data source, split, index |
 | group of the feed | `t000000012` | the feed's group number 12, counted over all shards |
-| group of a task that runs again | `r000000003` | group number 3 of requeued or evicted tasks, over all shards |
+| group of a requeued or evicted task | `r000000003` | group number 3 of such tasks, counted over all shards |
 | group of an evaluation | `e7-000042` | held-out task 42, run for policy version 7 |
 | the same, a later attempt | `e7-a3-000042` | attempt 3 at that task; attempts are counted from 0 |
 | ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of group `t000000012` |
 
-The feed (`replay/feed.py`) chooses the training tasks one after another. Ids of groups of one kind sort in the order in
-which the groups were opened. The shard of a group is the last number of its id, modulo the number of shards.
+The feed (`replay/feed.py`) chooses the training tasks one after another. Sorted by id, the groups of the feed are in
+the order in which they were opened, and so are the groups of requeued and evicted tasks. The shard of a group is the
+last number of its id, modulo the number of shards.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FEED, AGAIN, EVALUATION = "t", "r", "e"
 """The first letters of group ids."""
 
 TRIAL_GROUP = f"{FEED}999999999"
-"""The group of the episodes that only the checks before a run play. Its number is larger than any that the feed
+"""The group of the trial episodes, which the checks before a run play. Its number is larger than any that the feed
 reaches."""
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
@@ -65,7 +66,7 @@ def ticket_id(group: str, member: int, attempt: int) -> str:
 
 
 def attempts_of(group: str, member: int) -> str:
-    """The common prefix of the ids of all attempts at a member."""
+    """The common prefix of the ticket ids of all attempts at one member of a group."""
     return f"{group}.{member}."
 
 

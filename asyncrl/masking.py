@@ -31,7 +31,7 @@ _FLAG = re.compile(r"--?(?=[a-z])[\w-]+", re.I)
 # A reference to an environment variable is not a secret.
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
-# Each pattern can match only from the start of a name, so that the time is linear in the length of the text.
+# Each of these patterns can match only from the start of a name, so that the time is linear in the length of the text.
 _ADDRESS = re.compile(r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://)[^\s/?#@]*+(?:@[^\s/?#@]*+)*@", re.I)
 _BEFORE_A_VALUE = re.compile(
     r"""(?<![\w.-])([\w.-]++)=  # in an address, a command line or the environment
@@ -53,7 +53,8 @@ _KNOWN = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat
 
 
 def is_secret_name(name: str) -> bool:
-    """True if a value with this name is a secret: `api_key`, `--hf-token`, or `env.HOME` in a mapping of secrets."""
+    """True if a value with this name is a secret. Examples are `api_key`, `--hf-token`, and `env.HOME`, since all
+    values of `env` count as secrets."""
     *outer, last = name.split(".")
     plain = _CAMEL.sub("_", last.lstrip("-")).replace("-", "_")
     if any(map(holds_secrets, outer)):
@@ -92,7 +93,8 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def hidden(value: Any) -> Any:
-    """A copy of a plain value, with each text and each number masked."""
+    """A copy of a plain value with masked texts and numbers. Empty texts and references to environment variables
+    stay."""
     match value:
         case Mapping():
             return {name: hidden(each) for name, each in value.items()}

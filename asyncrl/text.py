@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sysconfig
 import traceback
@@ -14,11 +15,13 @@ import msgspec
 from asyncrl.masking import masked_text
 
 _VARIES = re.compile(r"(?<!line )(?<!\d)\d+|'[^']*'|\"[^\"]*\"")
-"""Numbers and quoted values of a reason, such as an id or a missing key. The number of a line of code stays."""
+"""Matches the numbers and quoted values of a reason, such as an id or a missing key, but not the number of a line of
+code."""
 _LINE = re.compile(r"\([^()]+, line \d+\)")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OWN = (str(Path(__file__).parent), *_LIBRARIES, "<frozen", "<string>")
-"""The beginnings of the names of files that are not a user's: asyncrl, Python and its installed packages."""
+"""A file whose name begins with one of these is not the user's: it belongs to asyncrl, Python or an installed
+package."""
 
 
 def encodable(value: Any) -> Any:
@@ -100,6 +103,14 @@ def message_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose message cannot be read ({type(second).__name__})"
 
 
+def short_repr(value: Any) -> str:
+    """The first 100 characters of the representation of a user's value. Never raises, even if `__repr__` does."""
+    try:
+        return f"{value!r:.100}"
+    except Exception as error:  # noqa: BLE001 - reported. It may be a whole number of more than 4,300 digits.
+        return f"a value of type {type(value).__name__} that cannot be shown ({message_of(error)})"
+
+
 def own_line(error: BaseException) -> str:
     """The innermost line of the user's own code in the traceback of an error, such as `my_tools.py, line 12`.
 
@@ -114,7 +125,7 @@ def own_line(error: BaseException) -> str:
 
 
 def kind_of(reason: str) -> str:
-    """The reason without what differs between failures of one kind: its numbers and quoted values."""
+    """The reason with `#` for each number and quoted value, so that failures of one kind have the same text."""
     return _VARIES.sub("#", reason)
 
 
@@ -133,6 +144,14 @@ def line_of(file: str, number: int | None) -> str:
     with suppress(OSError, ValueError):  # The working directory may have been removed.
         file = str(Path(file).relative_to(Path.cwd()))
     return f"{file}, line {number}"
+
+
+def line_of_function(function: Any) -> str:
+    """The line that defines a function or the class of a callable object, such as `my_rewards.py, line 12`. Empty if it
+    has no code in Python."""
+    function = inspect.unwrap(getattr(function, "func", function))  # The function of a `functools.partial`.
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "" if code is None else line_of(code.co_filename, code.co_firstlineno)
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """The data types that all packages share. Invariants are checked on construction, so every object is valid.
 
-Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-only by convention.
+In shapes, T is the number of tokens of an episode, and K the number of its steps. Arrays are numpy, read-only by
+convention.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from asyncrl.plain import copied
 NO_VERSION = -1
 """The version of a token that no policy sampled, as in prompts, tool results and the chat template's marks."""
 DEMONSTRATED = -2
-"""The version of a token in an assistant turn of a demonstration. It is trained on, although no policy sampled it."""
+"""The version of a token in an assistant turn of a demonstration. The learner trains on the token, although no policy
+sampled it."""
 
 MAX_LOGPROB = 1e-4
 """The largest valid log-prob. It is above 0, because engines round some log-probs up."""
@@ -49,7 +51,8 @@ def _require(condition: bool, owner: str, message: str) -> None:
 
 
 class Role(StrEnum):
-    """The speaker of a turn. A prompt begins a branch: the policy does not see the tokens before the prompt."""
+    """The speaker of a turn. A prompt begins a branch: after it, the policy no longer sees the tokens before the
+    prompt."""
 
     PROMPT = "prompt"
     ASSISTANT = "assistant"
@@ -94,7 +97,8 @@ class RunIdentity:
 
 
 TEXT_PROMPT = "text_prompt"
-"""A field of a task's `extra_info`. It is true if the file has the prompt as text, which became a user message."""
+"""A field of a task's `extra_info`. It is true if the data file gave the prompt as a text instead of messages. The text
+became a user message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class Task:
     - `ground_truth` and `extra_info`: plain values of the row (texts, numbers, lists, mappings and nulls)
     - `tools`: OpenAI function schemas
     - `demonstration`: the messages that a demonstration adds to `messages`. Empty if the row has no demonstration, or
-      if the policy plays the episode of the ticket
+      if this task is for an episode that the policy plays
     """
 
     id: str
@@ -131,7 +135,7 @@ class Task:
 
     @property
     def tools_kwargs(self) -> Mapping[str, Any]:
-        """The arguments with which tools are created, by tool name."""
+        """Maps the name of a tool to the arguments with which it is created."""
         return self.extra_info.get("tools_kwargs") or {}
 
     def copy(self) -> Task:
@@ -192,8 +196,8 @@ class Ticket:
 
     @property
     def pin(self) -> str | None:
-        """The name of the session that the engine must serve with exactly `min_version`. None in training: only
-        evaluations need this."""
+        """The name of the session that the engine must serve with exactly `min_version`. None in training: only an
+        evaluation needs one exact version."""
         return self.id if self.purpose is Purpose.EVAL else None
 
 
@@ -237,27 +241,28 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `id`: the ticket's id, so that an episode that ran twice is stored once.
     - `tokens` int32[T].
     - `logprobs` float32[T]: of the behaviour policy, at the sampling temperature; 0 on tokens that no policy sampled.
-    - `version_runs` int32[R, 2]: runs of tokens with the same policy version. A run has the index of its first token,
-      and its version. The version is `NO_VERSION` for tokens that no policy sampled. `versions` has the versions of all
-      tokens.
-    - `rewards` come from the environment (tools); `timings` are seconds by phase.
+    - `version_runs` int32[R, 2]: each row describes a run of consecutive tokens with the same policy version. The row
+      has the index of the first token, and the version: `NO_VERSION` if no policy sampled the tokens. `versions` has
+      the version of each token.
+    - `rewards`: the rewards that tools, an environment or an agent gave, by name. `timings`: seconds by phase.
     - `grammar_mass` float32[T], empty if no turn has a grammar: the total probability of the tokens that the grammar
       allowed, before renormalisation. 1 on tokens without a grammar, 0 if it was not measured.
-    - `routed_experts` uint8[T, R], or uint8[0, 0] if the engine does not report them: the experts of each token, packed
-      by `modelling.routing.RoutingShape`. All R bytes are 255 for a token without known experts.
+    - `routed_experts` uint8[T, B], or uint8[0, 0] if the engine does not report experts: the experts of each token,
+      packed into B bytes by `modelling.routing.RoutingShape`. All B bytes are 255 for a token whose experts are not
+      known.
     - `image_spans` int32[I, 2]: the tokens [start, end) of each image. An image has one placeholder token for each
       feature that the model's vision tower computes for it. `image_digests` uint8[I, 32]: the SHA-256 of each image's
       bytes. The replay stores an image once for all episodes of a group.
 
-    In a demonstration (`finish`), learned tokens have the version `DEMONSTRATED` and the log-prob 0.
+    If `finish` is DEMONSTRATION, the tokens of assistant turns have the version `DEMONSTRATED` and the log-prob 0.
 
     `wire` and `inspect` derive their formats from this class, so a new field is sent and exported automatically.
 
     Raises InvariantError if one of these does not hold:
 
     - Shapes and dtypes are as above, numbers are finite, and spans are in order and within the tokens.
-    - Every sampled token has a valid log-prob, and no other token has a log-prob.
-    - All tokens of an assistant's turn and of a step were sampled. The first token of a branch was not sampled.
+    - Every sampled token has a valid log-prob, and the log-prob of every other token is 0.
+    - All tokens of an assistant's turn and of a step were sampled or demonstrated. The first token of a branch was not.
     - Only assistant turns have scores.
     - A grammar's mass is from 0 to 1, and 1 on tokens that were not sampled.
     - A token's experts take at most `MAX_ROUTING_BYTES`.
@@ -421,7 +426,7 @@ def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
 
 def dtype_of(hint: Any) -> np.dtype[Any] | None:
     """The dtype that the annotation of an array names, such as `NDArray[np.int32]`; None for other annotations."""
-    # NDArray is an alias of ndarray before numpy 2.5, and a separate type alias since.
+    # Before numpy 2.5, NDArray is an alias of ndarray. From 2.5 on, it is a type alias of its own.
     if get_origin(hint) is not get_origin(NDArray[Any]):
         return None
     element = get_args(hint)[-1]
@@ -468,7 +473,7 @@ class _Runs(NamedTuple):
                 if not low == high == 0:
                     raise InvariantError(f"{owner}: a token that was not sampled has a log-prob")
             elif not (low > -math.inf and high <= MAX_LOGPROB):
-                raise InvariantError(f"{owner}: a sampled token has no valid log-prob: they are finite and at most 0")
+                raise InvariantError(f"{owner}: a sampled token has no valid log-prob: it must be finite and at most 0")
 
     def check_turns(self, owner: str, turns: tuple[Turn, ...]) -> None:
         position, branches = 0, [0]
@@ -515,11 +520,11 @@ class _Runs(NamedTuple):
 
 
 MAX_REASONS, MAX_REASON_CHARS = 32, 4000
-"""The largest number of reasons for one episode, and the largest length of a reason."""
+"""The largest number of reasons for one episode, and the largest length of a reason in characters."""
 
 
 class Reason(NamedTuple):
-    """An explanation of an episode's score as text, from the rule or manager `scorer`."""
+    """An explanation of an episode's score as text. `scorer` is the name of the rule or reward manager that gave it."""
 
     scorer: str
     text: str
@@ -529,11 +534,11 @@ class Reason(NamedTuple):
 class Labels:
     """The scores that the scoring pool adds to one trajectory.
 
-    - `reward`: the shaped scalar that baselines compare
-    - `outcome`: the verifier's unshaped score
+    - `reward`: the number that algorithms compare within a group. Shaping may have added bonuses and penalties to it
+    - `outcome`: the verifier's score, without shaping
     - `step_scores` float32[K] and `step_ends` int32[K]: each step's score, and the exclusive end of its token span;
       empty if nothing scored the steps or turns of the trajectory
-    - `extra`: named scores
+    - `extra`: further scores, by name
     - `vote`: the short answer, which is the same text for attempts with the same answer; empty if there is no answer
     - `reasons`: explanations by scorers
 
@@ -588,7 +593,7 @@ class LabelNeeds:
     unit_steps: bool = False
 
     def unmet(self, labels: Labels) -> str:
-        """The reason why the algorithm cannot train an episode with these labels; empty if it can."""
+        """The reason why the algorithm cannot train on an episode with these labels; empty if it can."""
         if missing := [name for name in self.scores if name not in labels.extra]:
             return (
                 f"the algorithm reads the scores {missing!r:.200}, but the labels have {sorted(labels.extra)!r:.500}; "
@@ -621,10 +626,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The trajectories of learner step `step`, in order. The plan is recorded before it is handed out.
+    """The trajectories of learner step `step`, in order. The replay records the plan before the learner gets it.
 
     - `version`: the learner's policy version at this step
-    - `ids`: the trajectories. The following lists are parallel to `ids`
+    - `ids`: the trajectories. `group_ids`, `tokens`, `sampled` and `weights` have one entry for each of them, in the
+      same order
     - `group_ids`: the group of each trajectory
     - `tokens`, `sampled`: for each trajectory the number of its tokens, and of those that the policy sampled
     - `weights`: the sampler's importance weights, at most 1

@@ -3,21 +3,19 @@
 The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack, and
 decoded arrays are views of the received buffers.
 
-The decoder trusts no sender. It first walks over the header, and refuses a list with fewer elements than announced.
-Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory and time for
-a message are bounded by its size.
+The decoder trusts no sender. It first walks over the header, and refuses a list that has fewer elements than it
+announces. Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory
+and time for a message are bounded by its size.
 
-`encode` replaces characters that UTF-8 cannot encode, and truncates a `reason`. msgpack has no integers of more than 64
-bits, so longer integers are encoded as an extension type.
+`encode` truncates a `reason`. msgpack_values.py encodes the values of a body.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from types import NoneType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
@@ -25,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RefusedError, WireError
-from asyncrl.text import cut, encodable
+from asyncrl.msgpack_values import JSON_TYPES, MAX_DEPTH, UNREADABLE, check_keys, check_plain, decoder, pack, to_plain
+from asyncrl.text import cut
 from asyncrl.types import Labels, RunIdentity, Task, Trajectory, dtype_of
 
 T = TypeVar("T")
@@ -34,20 +33,12 @@ PROTOCOL = 5
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """The largest header of a message with many tasks, which is accepted only from a trusted peer."""
-MAX_DEPTH = 100
-"""The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
 """The depth at which a trajectory's body has the arguments of a tool call."""
 TASKS_BYTES = 64 << 20
 """The largest size of the tasks in one reply; the next reply has further tasks. A ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
 """The largest length of a `reason`, which explains a failure to people and may come from a long exception."""
-FEW_LISTS = 1000
-"""`check_keys` skips a body in which at most this many bytes could be the first byte of a list."""
-LARGE_INTEGER = 1
-"""The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
-MAX_INTEGER_BYTES = 1700
-"""The bytes of the largest such integer. Python cannot convert integers of more than 4300 digits to text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
 """The longest side of an array without elements. The size of a message does not bound this side, but readers may
@@ -56,9 +47,6 @@ allocate memory by its length."""
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
 _COUNT = struct.Struct("<I")
-_JSON = (str, int, float, bool, NoneType)
-_SCALARS = (*_JSON, bytes)
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -73,35 +61,10 @@ class _Run(msgspec.Struct, frozen=True):
     run: Any = None
 
 
-def _float(value: Any) -> float:
-    """Convert numpy's float64, a subclass of float that msgspec does not accept. Raises TypeError: the value has
-    another type."""
-    if isinstance(value, float):
-        return float(value)
-    raise TypeError(f"{type(value).__name__} {value!r:.50} is no plain value")
-
-
-def _large_integer(code: int, data: memoryview) -> int:
-    if code != LARGE_INTEGER or len(data) > MAX_INTEGER_BYTES:
-        raise ValueError(f"an extension value {code} of {len(data)} bytes is not supported")
-    return int.from_bytes(data, "big", signed=True)
-
-
-def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder for a type with user values, whose integers may have more than 64 bits."""
-    return msgspec.msgpack.Decoder(kind, ext_hook=_large_integer)
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_float)
 _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 _HEADER = msgspec.msgpack.Decoder(_Header)
 _BODY = decoder(dict[str, Any])
 _RUN = msgspec.msgpack.Decoder(_Run)
-_NODE = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
-_LISTS = {*range(0x90, 0xA0), 0xDC, 0xDD}
-_LARGE_MAPS = {0xDE, 0xDF}
-_LISTS_AND_MAPS = {*_LISTS, *range(0x80, 0x90), *_LARGE_MAPS}
-_NO_LISTS = bytes(set(range(256)) - _LISTS)
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -131,13 +94,13 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
     def read(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
         """The body as the type of `decoder`, without unknown fields. Raises WireError: the body is not valid.
 
-        Call `check_plain` for fields of type `Any`.
+        The values of fields of type `Any` are not checked: call `check_plain` for each of them.
         """
         packed = self.content if isinstance(self.content, msgspec.Raw) else pack(self.content, "its body")
         try:
             check_keys(packed)
             return decoder.decode(packed)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise WireError(f"the body of a message {self.kind!r:.50} cannot be read: {error}") from error
 
 
@@ -160,33 +123,6 @@ def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[B
             f"{max_header_bytes}; its texts are too long"
         )
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
-
-
-def pack(value: Any, what: str) -> bytes:
-    """A typed or plain value in msgpack. Raises WireError, which names `what`: the value cannot be encoded."""
-    try:
-        try:
-            return _ENCODER.encode(value)
-        except OverflowError:
-            return _ENCODER.encode(_with_large_integers(encodable(_plain(value))))
-        except UnicodeEncodeError:
-            return _ENCODER.encode(encodable(_plain(value)))
-    except (TypeError, OverflowError, RecursionError) as error:
-        raise WireError(f"{what} cannot be encoded: {error}") from error
-
-
-def _with_large_integers(value: Any) -> Any:
-    """The value with large integers as extension values. Raises OverflowError: an integer has too many digits."""
-    match value:
-        case int() if not -(1 << 63) <= value < 1 << 64:
-            if (size := value.bit_length() // 8 + 1) > MAX_INTEGER_BYTES:
-                raise OverflowError(f"an integer has {size} bytes; at most {MAX_INTEGER_BYTES} can be sent")
-            return msgspec.msgpack.Ext(LARGE_INTEGER, value.to_bytes(size, "big", signed=True))
-        case dict():
-            return {name: _with_large_integers(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_with_large_integers(inner) for inner in value]
-    return value
 
 
 def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:
@@ -212,7 +148,7 @@ def _read_header(frame: Buffer, max_bytes: int) -> _Header:
         # elements are missing.
         _WALK.decode(frame)
         header = _HEADER.decode(frame)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WireError(f"the header must be [protocol, kind, sequence, body, arrays] in msgpack: {error}") from error
     if header.protocol != PROTOCOL:
         raise WireError(
@@ -240,47 +176,6 @@ def _array(name: str, code: str, shape: list[int], frame: Buffer) -> NDArray[Any
         raise WireError(f"array {name!r:.50} has truth values other than 0 and 1")
     array = np.frombuffer(frame, dtype)
     return array if len(shape) == 1 else array.reshape(shape)
-
-
-def check_keys(packed: Buffer | msgspec.Raw) -> None:
-    """Raises MsgspecError or WireError: a map in `packed` has a key that is not text, or `packed` is nested too deep.
-
-    A malicious sender can give one map thousands of keys that are lists, all with the same hash. Decoding this map
-    would take minutes. A few such keys are harmless, and `check_plain` refuses them.
-    """
-    raw = bytes(packed)
-    if len(raw.translate(None, _NO_LISTS)) <= FEW_LISTS or not any(map(raw.__contains__, _LARGE_MAPS)):
-        return
-    level = [packed]
-    for _ in range(MAX_DEPTH + 1):
-        nodes = [_NODE.decode(each) for each in level if memoryview(each)[0] in _LISTS_AND_MAPS]
-        if not nodes:
-            return
-        level = [inner for node in nodes for inner in _items(node)]
-    raise WireError(f"it is nested more than {MAX_DEPTH} deep")
-
-
-def check_plain(value: Any, max_depth: int = MAX_DEPTH, scalars: Collection[type] = _SCALARS) -> None:
-    """Raises WireError: `value` is not plain, or is nested more than `max_depth` deep.
-
-    Plain values are `scalars` (by default text, numbers, bytes and null), lists, and maps whose keys are text.
-    """
-    level = [value]
-    for _ in range(max_depth + 1):
-        level = [inner for node in level if type(node) not in scalars for inner in _items(node)]
-        if not level:
-            return
-    raise WireError(f"it is nested more than {max_depth} deep")
-
-
-def _items(node: Any) -> Any:
-    if isinstance(node, dict):
-        if not all(type(name) is str for name in node):
-            raise WireError(f"a map has a key that is no text: {list(node)!r:.100}")
-        return node.values()
-    if isinstance(node, (list, tuple)):
-        return node
-    raise WireError(f"{type(node).__name__} {node!r:.50} is no plain value")
 
 
 def join(frames: Sequence[Buffer]) -> bytes:
@@ -362,13 +257,13 @@ def read_trajectory(message: Message) -> Trajectory:
     trajectory = _TRAJECTORY.read(message)
     for turn in trajectory.turns:
         for call in turn.tool_calls:
-            check_plain(call.arguments, MAX_DEPTH - LEVELS_OF_ARGUMENTS, _JSON)
+            check_plain(call.arguments, MAX_DEPTH - LEVELS_OF_ARGUMENTS, JSON_TYPES)
     return trajectory
 
 
 def task_body(task: Task) -> dict[str, Any]:
     """A task as plain values."""
-    return _plain(task)  # type: ignore[no-any-return]
+    return to_plain(task)  # type: ignore[no-any-return]
 
 
 def task_bytes(task: Task) -> int:
@@ -380,12 +275,8 @@ def read_task(body: Any) -> Task:
     """The task in plain values. Raises WireError: the values are malformed."""
     try:
         return msgspec.convert(body, Task)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WireError(f"not a task: {error}") from error
-
-
-def _plain(noun: Any) -> Any:
-    return msgspec.to_builtins(noun, builtin_types=(bytes,), enc_hook=_float)
 
 
 def run_field(run: RunIdentity | None) -> dict[str, Any]:

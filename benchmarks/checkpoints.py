@@ -31,13 +31,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.loading import StoredModel, open_model, read_model
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy
 from asyncrl.learner.model.sharding import shard
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Membership, run_ranks
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.ranks import Ranks
 from benchmarks.record import machine, write_result
 from benchmarks.shapes import SHAPES, make_model
 

@@ -40,7 +40,8 @@ from asyncrl.config.schema import ReplayConfig
 from asyncrl.errors import StoppedError
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
-from asyncrl.replay.protocol import OK, TICKETS, GetTickets, PutTrajectory, ReplayRequest, decode_reply, encode_request
+from asyncrl.replay.messages import OK, TICKETS, decode_reply, encode_request
+from asyncrl.replay.protocol import GetTickets, PutTrajectory, ReplayRequest
 from asyncrl.runs.lines import read_lines
 from asyncrl.types import Labels, Ticket
 from asyncrl.wire import Buffer, encode, trajectory_message

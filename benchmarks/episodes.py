@@ -13,7 +13,7 @@ from asyncrl.chat.chat import Chat
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.engine.base import Engine
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.tools.calculator import Calculator
 from asyncrl.tools.toolbox import Toolbox, ToolLimits

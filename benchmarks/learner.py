@@ -59,8 +59,9 @@ from asyncrl.learner.memory import fit_memory, usable_bytes
 from asyncrl.learner.model.optimizer import Exchange, Trainable, UpdateResult
 from asyncrl.learner.model.policy import Policy
 from asyncrl.learner.model.sharding import compiles, shard
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Membership, run_ranks
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine.process import limit_threads
 from asyncrl.modelling.flops import ForwardFlops, measured_peak

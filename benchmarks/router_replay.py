@@ -35,7 +35,8 @@ from asyncrl.errors import EngineError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.model.policy import Policy, load_policy
 from asyncrl.learner.model.routing_replay import CHANGED, CHOICES
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.routing import RoutingShape, routing_shape

@@ -34,7 +34,8 @@ from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.batch.prefixes import EVERY
 from asyncrl.learner.model.policy import Policy
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of

@@ -25,11 +25,8 @@ from msgspec import structs
 from asyncrl.machine import process
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
+from asyncrl.replay.messages import OK, TICKETS, VALUES, Answer, decode_reply, encode_request
 from asyncrl.replay.protocol import (
-    OK,
-    TICKETS,
-    VALUES,
-    Answer,
     Checkpointed,
     GetAudit,
     GetPlan,
@@ -39,8 +36,6 @@ from asyncrl.replay.protocol import (
     PutLabels,
     PutTrajectory,
     ReplayRequest,
-    decode_reply,
-    encode_request,
 )
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import zmq
 
-from asyncrl.replay.protocol import TICKETS, GetTickets, decode_reply, encode_request
+from asyncrl.replay.messages import TICKETS, decode_reply, encode_request
+from asyncrl.replay.protocol import GetTickets
 from benchmarks.serving import OWN_RUN, load, replay
 
 ACTORS = 1000

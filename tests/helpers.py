@@ -14,10 +14,10 @@ import psutil
 from numpy.typing import NDArray
 
 from asyncrl.__main__ import main
+from asyncrl.msgpack_values import MAX_INTEGER_BYTES
 from asyncrl.observe.metrics import LoggedEpisode, Sink
 from asyncrl.observe.spans import NoSpans
 from asyncrl.types import DEMONSTRATED, Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
-from asyncrl.wire import MAX_INTEGER_BYTES
 
 TOO_LARGE = 1 << 8 * MAX_INTEGER_BYTES
 """An integer that no message can carry."""

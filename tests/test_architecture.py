@@ -30,6 +30,7 @@ PACKAGE = Path(asyncrl.__file__).parent
 FLOORS = (
     ("errors", "masking", "plain"),
     ("types", "text", "ids"),
+    ("msgpack_values",),
     ("grammar", "wire", "machine"),
     ("config", "sandbox", "network"),
     ("data", "modelling", "algorithms", "observe"),

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from asyncrl import wire
 from asyncrl.errors import WireError
+from asyncrl.msgpack_values import MAX_DEPTH
 from asyncrl.types import (
     DEMONSTRATED,
     NO_ROUTING,
@@ -30,7 +31,7 @@ from asyncrl.types import (
     Turn,
     runs_of,
 )
-from asyncrl.wire import MAX_DEPTH, PROTOCOL, Message, decode, encode, join, split
+from asyncrl.wire import PROTOCOL, Message, decode, encode, join, split
 from tests.helpers import make_task, make_trajectory
 
 PLAIN = st.recursive(

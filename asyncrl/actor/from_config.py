@@ -14,7 +14,7 @@ from asyncrl.engine.base import Engine
 from asyncrl.episode.episode import EpisodeRunner, Player
 from asyncrl.episode.group_demonstrations import DemonstrationRecorder
 from asyncrl.episode.images import ImageDesk
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.episode.steps import Split, find_split
 from asyncrl.episode.tool_player import ToolPlayer, Watch, unwatched
 from asyncrl.grammar import read_grammar

@@ -19,7 +19,7 @@ from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.from_config import sampler, spare_batches
-from asyncrl.replay.protocol import Call
+from asyncrl.replay.messages import Call
 from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord
 from asyncrl.replay.sampling import Filters
 from asyncrl.replay.service import ReplayService

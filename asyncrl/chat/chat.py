@@ -1,8 +1,8 @@
 """Encodes conversations by a chat template as exact token ids: prompts, and the suffixes that follow sampled tokens.
 
 Invariant: if prompt, sampled tokens, suffix, sampled tokens and so on are put together, they are the tokens of the
-template's own rendering of the conversation. This holds if the policy wrote canonical text and the template does not
-rewrite the history (`chat_checks` finds templates that do).
+template's own rendering of the conversation. This holds if the policy writes its turns as the template does, and if the
+template does not rewrite the history (`chat_checks` finds templates that do).
 
 Sampled tokens are never decoded and encoded again. The contents of messages never become special tokens (`contents`).
 
@@ -105,20 +105,22 @@ class Chat:
         """Encode the text between the last token of an assistant turn and the policy's next turn.
 
         `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
-        both. `last` is the turn's last token. If the turn was cut, or ended with one of `further_ends`, `last` is not
-        an end token of the template. Then the suffix begins with the template's end token.
+        both. `last` is the turn's last token; None means the template's end token. If the turn was cut, or ended with
+        one of `further_ends`, `last` is not an end token of the template. Then the suffix begins with the template's
+        end token.
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
         return self._suffix(_key(messages, tools), last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
-        """True if `tokens` decode to the same text as `rendered`."""
+        """True if `tokens` decode to the text of the template's own rendering of the conversation."""
         rendered = self.rendered(messages, tools)
         return np.array_equal(rendered, tokens) or self.text(rendered) == self.text(tokens)
 
     def rendered(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Encode the template's own rendering of a conversation. Raises RefusedError.
+        """Encode the template's own rendering of a conversation. Raises RefusedError: the template does not take the
+        messages, or does not show calls.
 
         If the last message is the policy's, the rendering ends with it. Otherwise it ends with the generation prompt
         for the policy's turn.
@@ -130,10 +132,12 @@ class Chat:
         return _frozen(self._contents.encode(self._ended(text, messages[-1])))
 
     def written(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Encode the text with which the policy would write the last message, an assistant turn, and its end token.
+        """Encode the last message, an assistant turn, as the policy would write it, including the end token.
 
         This is the template's rendering of the turn. If the rendering drops or moves a part of the message, the text is
-        the message itself, with calls in the model's format. Raises RefusedError.
+        the message itself, with calls in the model's format.
+
+        Raises RefusedError: the template does not take the messages, or does not show calls.
         """
         *before, turn = messages
         opening = self._template.render(before, tools)
@@ -151,7 +155,8 @@ class Chat:
         return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def _ended(self, text: str, turn: Mapping[str, Any]) -> str:
-        """Cut `text`, which ends with an assistant turn, after the end token of this turn. Raises RefusedError."""
+        """Cut `text`, which ends with an assistant turn, after the end token of this turn. If the text lacks this
+        token, add it. Raises RefusedError: the template does not show calls."""
         end = self._call_end if turn.get("tool_calls") else self._last_end
         if not end:
             raise RefusedError(_NO_CALLS)
@@ -164,7 +169,8 @@ class Chat:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def identified(self, messages: Messages) -> Messages:
-        """Give an id to each call and result. Raises RefusedError: the template does not take the messages."""
+        """Give an id to each call and result. Raises RefusedError: a turn has several calls, and the template shows
+        only one."""
         return self._template.identified(messages)
 
     def parse(self, text: str, functions: Functions) -> ParsedTurn:
@@ -172,7 +178,7 @@ class Chat:
         return parse_turn(text, functions, self.format, self.one_call) if self.format else ParsedTurn(text)
 
     def parse_apart(self, text: str, functions: Functions) -> ParsedTurn:
-        """Parse a turn, and separate thoughts from the content in the formats of all families."""
+        """Parse a turn, and separate thoughts from the content, even if the model's format leaves them together."""
         turn = self.parse(text, functions)
         if self.format is not None and self.format.reasoning_apart:
             return turn
@@ -191,7 +197,7 @@ class Chat:
         )
 
     def _ends_of_turns(self) -> tuple[bool, str, str, str]:
-        """Find the ends of turns in the template.
+        """Find the texts with which the template ends turns.
 
         The first value is true if a turn has no end token and ends with the first token of the next turn, as in GLM's
         templates. The next values are the tokens that end the last turn, an earlier answer, and a turn with calls. The
@@ -211,7 +217,7 @@ class Chat:
         if not next_one:
             raise ConfigError(
                 f"the chat template ends an assistant turn with {closing!r}, in which the tokenizer has no special "
-                "token, so that the policy cannot end its turn: add one to both, such as <|im_end|>"
+                "token, so that the policy cannot end its turn: add one to template and tokenizer, such as <|im_end|>"
             )
         end, turn = next_one.group(), calling([{"mark": MARK}])
         try:

@@ -1,8 +1,9 @@
-"""Checks the model's chat template when an actor starts, so that no episode fails because of it.
+"""Checks the model's chat template before a run and when an actor starts, so that no episode fails because of the
+template.
 
 * `check_tools` renders each tool separately: its schema, a call and a result.
-* `check_tasks` renders one row for every order of roles, because a template may refuse an order, for example if a
-  system message comes first.
+* `check_tasks` renders the messages of tasks. The checks before a run give it one row for every order of roles, because
+  a template may refuse an order, for example if a system message comes first.
 * `rewritings` finds conversations whose history the template rewrites. An episode records the sampled tokens, with
   suffixes in between. Some templates render a conversation differently once it continues: they drop thoughts that come
   before a later question, move the list of tools, or open the policy's turn with a prompt that earlier turns in the
@@ -53,12 +54,12 @@ CONVERSATIONS: Mapping[str, tuple[Messages, Messages]] = {
     "thoughts": ([QUESTION, answer(_THOUGHT + "answer"), _AGAIN, _ANSWER], []),
     "thoughts before a call": ([QUESTION, calling([_ONE], content=_THOUGHT), result("15"), _ANSWER], [TOOL]),
 }
-"""The messages and the tools of each conversation that `rewritings` renders, by the conversation's name."""
+"""Maps the name of each conversation that `rewritings` renders to its messages and its tools."""
 
 _CONSEQUENCES = {
     "sampled": "episodes continue from the sampled tokens, but a policy deployed with this template would see its "
     "rendering; with actor.history=template episodes begin a new branch instead",
-    "template": "episodes begin a new branch there",
+    "template": "episodes begin a new branch where it does so",
 }
 
 
@@ -96,8 +97,8 @@ def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, F
 def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
     """Find the conversations of `CONVERSATIONS` that the template rewrites.
 
-    Returns lists of their names. The key of a list is a pair of texts around the first difference: the recorded text
-    and the rendered text. Conversations that the template refuses are left out.
+    Returns a mapping from pairs of texts to the names of conversations. A pair has the recorded and the rendered text
+    around the first difference in these conversations. Conversations that the template refuses are left out.
     """
     found = defaultdict(list)
     for name, (messages, tools) in CONVERSATIONS.items():

@@ -1,9 +1,9 @@
 """Encodes the contents of messages as plain text, so that only the template writes special tokens.
 
 A tool's result, a task or an agent's message may contain `<|im_end|>\\n<|im_start|>user`. If this text were encoded as
-part of the rendering, it would end the turn and begin another. So each special token in a content is replaced by a
-stand-in before the template sees the message. Each stand-in in the rendering is then encoded as the letters of the
-special token's text.
+part of the rendering, it would end the turn and begin another. So each special token in the content of a message is
+replaced by a stand-in before the template sees the message. Each stand-in in the rendering is then encoded as the
+letters of the special token's text.
 
 A stand-in is a number between two private-use characters. Templates trim contents, split them at `</think>` and print
 them as JSON or as Python literals. A stand-in survives all of that. If a template leaves only a part of a stand-in, the
@@ -39,8 +39,8 @@ class Contents:
     """Hides special tokens in messages from a template, and encodes the template's renderings.
 
     Special tokens are those of the tokenizer, and added tokens that the template's `source` names, but not `OWN_MARKS`.
-    `reserved` is hidden as well. If the marks of a template are ordinary words to its tokenizer, they cannot be
-    protected.
+    `reserved` is hidden as well. If a template marks turns with ordinary words, such as `User:`, these are not hidden,
+    and messages can forge them.
 
     Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """
@@ -55,7 +55,7 @@ class Contents:
         self._letters = lru_cache(maxsize=None)(self._encode_letters)
 
     def hide(self, value: Any) -> Any:
-        """Copy messages or tools, with stand-ins in all texts and keys."""
+        """Copy messages or tools, with stand-ins for special tokens in all texts and keys."""
         match value:
             case str():
                 return self._pattern.sub(lambda found: f"{_OPEN}{self._numbers[found.group()]}{_CLOSE}", value)
@@ -140,8 +140,8 @@ def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
 
 
 def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
-    """The characters that a normalizer writes in place of other characters. An empty text is among them if it deletes
-    characters.
+    """The characters that a normalizer writes in place of other characters. An empty text is among them if the
+    normalizer deletes characters.
 
     `normalizer` is the normalizer's JSON, and `normalize` its function.
     """

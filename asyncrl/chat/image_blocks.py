@@ -35,7 +35,7 @@ def only_text(block: Any) -> Any:
     """
     if not isinstance(block, Mapping):
         return block
-    # In Parquet, each block has the fields of all blocks. Those that it lacks are null.
+    # In Parquet, each block has the fields of all blocks. A field that the block itself lacks is null.
     found = {name: value for name, value in block.items() if value is not None}
     if str(found.get("type", "text")) in UNREAD or not UNREAD.isdisjoint(found):
         raise RefusedError(
@@ -48,7 +48,7 @@ def only_text(block: Any) -> Any:
 def without_images(messages: Messages) -> Messages:
     """Replace each image by `{"type": "image"}`, so that a template can be applied before any image is read.
 
-    Raises RefusedError: see `only_text`.
+    Raises RefusedError: a template would show another block, for instance a video, as special tokens.
     """
     return [{**each, "content": _bare(each["content"])} if "content" in each else each for each in messages]
 

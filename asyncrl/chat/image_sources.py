@@ -27,7 +27,8 @@ from asyncrl.network.public import Connect, get_public, public_connector
 FETCH_S = 20.0
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
-"""A function that fetches a URL, with a limit in bytes. Raises RefusedError."""
+"""A function that gets a URL and the largest allowed number of bytes, and returns the file. It raises RefusedError if
+the file cannot be fetched or is too large."""
 
 
 async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fetch | None = None) -> bytes:

@@ -45,7 +45,7 @@ def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
 
 
 def _content(content: Any, role: str) -> str | list[dict[str, Any]]:
-    """Read a content: a text, or parts of which at least one is an image."""
+    """Read the content of a message. Returns a text, or blocks of which at least one is an image."""
     match content:
         case None:
             return ""
@@ -57,12 +57,12 @@ def _content(content: Any, role: str) -> str | list[dict[str, Any]]:
                 return "".join(map(_part, content))
             if kinds <= {"text", "image_url"} and role != "assistant":
                 return [_block(part) for part in content]
-            where = "the policy's own turns have none; " if kinds <= {"text", "image_url"} else ""
+            where = "the policy's own turns have no images; " if kinds <= {"text", "image_url"} else ""
             raise RefusedError(
-                f"a part of the types {', '.join(sorted(kinds))[:200]} cannot be recorded in a message of the role "
-                f"{role}: {where}only texts can, and images in messages of users and tools"
+                f"parts of the types {', '.join(sorted(kinds))[:200]} cannot be recorded in a message of the role "
+                f"{role}: {where}only text can, and in messages of users and tools also images (image_url)"
             )
-    raise RefusedError(f"a content must be a text, or a list of parts, not {content!s:.100}")
+    raise RefusedError(f"the content of a message must be a text, or a list of parts, not {content!s:.100}")
 
 
 def _block(part: Mapping[str, Any]) -> dict[str, Any]:

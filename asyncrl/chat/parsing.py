@@ -27,7 +27,7 @@ class MalformedCall:
 class ParsedTurn(NamedTuple):
     """An assistant turn.
 
-    - `content`: the policy's text without its calls. If a call is malformed, it is the whole text
+    - `content`: the policy's text without its calls; the whole text if a call is malformed
     - `reasoning`: the policy's reasoning, if the format has `reasoning_apart`; otherwise empty
     - `ids`: the id that the policy gave each call; an empty text if it gave none
     """

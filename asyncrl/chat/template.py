@@ -48,7 +48,7 @@ def calling(
     """An assistant turn with one call for each of `arguments`. The calls go to the tools `names`. Without `names`, they
     go to `TOOL`.
 
-    `ids` are the ids that the policy gave the calls; an empty text: it gave none.
+    `ids` are the ids that the policy gave the calls; an empty text if it gave none.
     """
     names = names or [TOOL["function"]["name"]] * len(arguments)  # type: ignore[index]
     calls = [
@@ -86,9 +86,10 @@ class Template:
     """The chat template of a Hugging Face tokenizer. A tokenizer may also have two templates, one of them for
     conversations with tools.
 
-    `source` is their text. `one_call` is true if the template shows only one call per turn. Calls and results keep the
-    ids that the policy gave them, and a call without an id gets one. If the template shows a call's tool only by the
-    call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number counts the calls of the conversation.
+    `source` is the text of the one template or of both. `one_call` is true if the template shows only one call per
+    turn. Calls and results keep the ids that the policy gave them, and a call without an id gets one. If the template
+    shows a call's tool only by the call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number
+    counts the calls of the conversation.
 
     Raises ConfigError: the tokenizer has no template.
     """
@@ -149,7 +150,8 @@ class Template:
         Nulls and empty lists of calls are dropped.
         """
         prepared = []
-        # The calls that results may answer. The keys are their ids in `messages`, and the `call_id` of their number.
+        # Maps ids to the calls that results may answer. A call has two ids: its own in `messages`, and the `call_id` of
+        # its number.
         known: dict[str, Mapping[str, Any]] = {}
         made = results = 0
         for message in messages:
@@ -161,7 +163,7 @@ class Template:
                 changed["content"] = self._no_content if calls else ""
             if calls:
                 if self.one_call and len(calls) > 1:
-                    raise RefusedError("one tool call at a time: the model's chat template shows one a turn")
+                    raise RefusedError("one tool call at a time: the model's chat template shows only one in each turn")
                 first = made if self._ids_name_tools else 0
                 shown = [self._call(call, number) for number, call in enumerate(calls, first)]
                 known |= {call_id(number): each for number, each in enumerate(shown)}

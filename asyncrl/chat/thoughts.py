@@ -1,7 +1,7 @@
 """Splits the policy's turn into its thoughts, `<think>...</think>`, and the content after them.
 
 The text after the last `</think>` is the content. Some chat templates (QwQ, models distilled from R1) open the thought
-in the generation prompt. With them the turn has only `</think>`.
+in the generation prompt. With such a template, a turn has only `</think>`.
 """
 
 from __future__ import annotations

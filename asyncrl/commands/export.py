@@ -18,10 +18,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, read_checkpoint
 from asyncrl.config.commands import command_name
-from asyncrl.config.schema import CriticConfig, ModelConfig
+from asyncrl.config.schema import AlgorithmConfig, CriticConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.runs.card import write_card
 from asyncrl.runs.finding import require_run
@@ -66,7 +65,7 @@ def export_run(
     config = read_config(run.folder)
     if adapter and not config.model.lora.is_used:
         raise ConfigError(f"{run.folder} trains no adapters (model.lora): leave out --adapter")
-    if critic and not Algorithm.from_config(config.algorithm, config.learner.minibatches).needs_critic:
+    if critic and not _trains_critic(config.algorithm, config.learner.minibatches):
         raise ConfigError(f"{run.folder} trains no critic (algorithm.advantage): leave out --critic")
     checkpoint = checkpoint_of(run.folder, config.learner, steps)
     kind = "-adapter" if adapter else "-critic" if critic else ""
@@ -81,6 +80,13 @@ def export_run(
     write_policy(config.model, checkpoint, folder)
     write_card(run, folder, checkpoint.steps)
     return folder
+
+
+def _trains_critic(algorithm: AlgorithmConfig, minibatches: int) -> bool:
+    # Imported here, since a command that imports this file need not wait for torch.
+    from asyncrl.algorithms.algorithm import Algorithm
+
+    return Algorithm.from_config(algorithm, minibatches).needs_critic
 
 
 def require_new(folder: Path) -> None:

@@ -9,7 +9,8 @@ their names. A run without such an option loads nothing from here. This package 
 operators run on the learner, the engine and the scorers, which keep the promises.
 
 In reading order:
-- verl/protocol.py, tensors.py: the batch type `DataProto`; verl/trajectories.py: trajectories in verl's layout
+- verl/protocol.py, rows.py, tensors.py: the batch type `DataProto`
+- verl/to_batch.py, from_batch.py: trajectories and labels to a batch in verl's layout, and back
 - verl/rewarding.py, reward_managers.py, judging.py: reward managers, and the process that runs them for the scorers
 - rows.py, report.py: the translation of a configuration by a table
 - verl/configuration/table.py, translation.py: `asyncrl from-verl`; trl/table.py, command.py: `asyncrl from-trl`

@@ -64,6 +64,11 @@ def alias(there: str, new: str) -> Row:
     return Row((there,), f"as `{new}`", "", alias_of=new)
 
 
+def part(name: str, **params: Any) -> dict[str, Any]:
+    """The setting of a loss, an advantage or another part of the algorithm."""
+    return {"name": name, "params": params} if params else {"name": name}
+
+
 def dotted(path: str, name: str) -> str:
     """The dotted path of the object `name` in the file or module `path`."""
     if path.startswith("pkg://"):

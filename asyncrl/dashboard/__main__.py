@@ -67,8 +67,8 @@ def _tell(url: str, runs: Mapping[str, ShownRun], browse: Callable[[str], object
 @contextmanager
 def _browser() -> Iterator[Callable[[str], object]]:
     """Yield a function that opens an address in a browser. The browser gets a file that redirects to the address, and
-    only this user can read the file. If it got the address itself, every user of the machine could read it among the
-    arguments of the browser's process."""
+    only this user can read the file. If the browser got the address itself, every user of the machine could read the
+    address among the arguments of the browser's process."""
     with TemporaryDirectory(prefix="asyncrl-page-") as folder:
         file = Path(folder) / "open.html"
 
@@ -103,7 +103,7 @@ async def serve(runs: Mapping[str, ShownRun], port: int, listening: Callable[[st
 
 def page_server(app: web.Application) -> HttpServer:
     """The server of the page, which listens nowhere yet."""
-    return HttpServer(app, BOUNDS, log, "what came at the page's port is no request", shutdown_s=0.5)
+    return HttpServer(app, BOUNDS, log, "the page's port received something that is no request", shutdown_s=0.5)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,9 @@ def guard(access: Access) -> Middleware:
 
 def _refusal(access: Access, request: web.Request) -> web.Response | None:
     if request.method not in READING:
-        return web.Response(status=405, text="this page only reads", headers={hdrs.ALLOW: ", ".join(READING)})
+        return web.Response(
+            status=405, text="this page answers only GET and HEAD requests", headers={hdrs.ALLOW: ", ".join(READING)}
+        )
     if not is_local(request.headers.get(hdrs.HOST, "")):
         return web.Response(status=421, text="name this server 127.0.0.1 or localhost")
     if not access.admit(request):

@@ -65,7 +65,7 @@ class EpisodeQuery:
         given = {name: value for name, value in query.items() if value}
         sort = given.get("sort", NEWEST_FIRST)
         if sort.removeprefix("-") not in SORTABLE:
-            raise RefusedError(f"episodes are not sorted by {sort}; sort by one of {', '.join(SORTABLE)}")
+            raise RefusedError(f"episodes cannot be sorted by {sort}; sort by one of {', '.join(SORTABLE)}")
         return cls(
             {name: _range(name, given[name]) for name in NUMBERS if name in given},
             {name: given[name] for name in TEXTS if name in given},
@@ -80,8 +80,8 @@ class EpisodeQuery:
     def select(
         self, rows: Sequence[KeptRow], searched: Callable[[KeptRow], str | None] = lambda row: None
     ) -> list[KeptRow]:
-        """Select the fitting rows, in order. Equal rows are ordered by group and member. `searched` gives the text of
-        an episode in lower case, as far as it is known."""
+        """Select the fitting rows, in order. Rows with equal values are ordered by group and member. `searched` gives
+        the text of an episode in lower case; `None` if the text is not known yet."""
         found = list(filter(self._fits(searched), rows)) if self._restricts else list(rows)
         found.sort(key=attrgetter("group_id", "member"))
         name, descending = self.sort.removeprefix("-"), self.sort.startswith("-")
@@ -179,8 +179,8 @@ class EpisodeGroup:
     size: int
 
     def value(self, name: str) -> Any:
-        """The value of a column. It is the mean of the members' numbers, in the columns in LARGEST their largest
-        number, and in other columns the value that all members share."""
+        """The value of a column. In the columns in MEANS it is the mean of the members' numbers, and in those in
+        LARGEST the largest of them. In other columns all members share one value."""
         values = [getattr(row, name) for row in self.rows]
         if name in MEANS:
             return fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
@@ -223,7 +223,8 @@ def group_page(
 
 
 def neighbours(found: Sequence[KeptRow], step: int, name: str) -> dict[str, Any]:
-    """The episodes before and after an episode in the rows of a table, `None` at an end, and its row number."""
+    """The episodes before and after the episode `name` of `step` in the rows of a table (`None` at an end), and its own
+    row number."""
     place = next((place for place, row in enumerate(found) if row.id == name and row.step == step), None)
     around = {"before": None, "after": None}
     if place is not None:

@@ -66,8 +66,8 @@ def describe_episode(episode: KeptEpisode, vocabulary: Vocabulary) -> dict[str, 
 
 
 def more_tokens(episode: KeptEpisode, start: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The tokens from `start` on, in the part of the episode that has the token `start`. Raises RefusedError: the
-    episode has no such token."""
+    """The next tokens, TOKENS_A_TURN or fewer: from `start` on, in the part of the episode that has the token `start`.
+    Raises RefusedError: the episode has no such token."""
     for span, _ in parts_of(episode.trajectory):
         if span.start <= start < span.end:
             return tokens_of(episode, TokenSpan(start, min(start + TOKENS_A_TURN, span.end)), span, vocabulary)
@@ -150,7 +150,7 @@ def _indented(value: Any) -> str:
 
 
 def _score_spans(episode: KeptEpisode) -> list[dict[str, Any]]:
-    """The steps that a process model scored, each with its score at its end."""
+    """The spans and the scores of the steps that a process model scored."""
     begins = {step.end: step.start for step in episode.trajectory.steps}
     position, found = 0, []
     for end, score in step_scores(episode.labels).items():
@@ -160,8 +160,8 @@ def _score_spans(episode: KeptEpisode) -> list[dict[str, Any]]:
 
 
 def branches(episode: KeptEpisode) -> list[dict[str, Any]]:
-    """Each branch: its `parent`, an earlier branch with the same beginning (`None` for the first); the number of tokens
-    that both share; and the mean score of its steps.
+    """Each branch: its `parent`, the earlier branch with the longest beginning in common (`None` for the first branch);
+    the number of tokens that both share; and the mean score of its steps.
     """
     trajectory = episode.trajectory
     spans = trajectory.branches

@@ -87,8 +87,8 @@ class RunEpisodes:
             return self._grouped[2]
 
     def search(self, query: EpisodeQuery, seconds: float) -> dict[str, Any]:
-        """Read texts for a query with a text. The answer has the number of episodes that were `searched`, `of` how
-        many, and whether the search is `complete`."""
+        """Read texts for a query with a text. The answer is empty without a text. Else its `search` has the number of
+        episodes `searched` so far, the number `of` all episodes to search, and `complete`, true at the end."""
         if not query.text:
             return {}
         wanted = replace(query, text="", sort=NEWEST_FIRST).select(self.kept.rows())
@@ -105,7 +105,7 @@ class EpisodeAnswers:
         self._stores = stores
 
     def by_address(self) -> dict[str, Callable[[ShownRun, web.Request], Any]]:
-        """The function that answers each address below a run's address."""
+        """Map each address below a run's address to the function that answers it."""
         return {
             "episodes": self._list,
             "episodes/{step}/{id}": self._episode,

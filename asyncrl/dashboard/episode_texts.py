@@ -68,7 +68,8 @@ class EpisodeTexts:
             return [self._known(row) or UNREADABLE for row in rows]
 
     def read(self, rows: Sequence[KeptRow], seconds: float) -> bool:
-        """Read texts for about `seconds`. True if the texts of all rows are read, or memory has no room for more."""
+        """Read texts for about `seconds`. Return True if the texts of all rows are read, or memory has no room
+        for more; False if the time was too short."""
         end = self._clock() + seconds
         with self._lock:
             self._forget_undecoded()

@@ -89,7 +89,7 @@ def overview(run: Run) -> dict[str, Any]:
     - `configuration`: the main choices by key;
     - `steps`, `max_lag`: from the configuration; `None` if it could not be read;
     - `roles`: the host, pid (0: no process now) and restarts of each role by name;
-    - `dead`: the number of episodes that could not be scored or were left out;
+    - `dead`: the number of episodes that could not be scored or were left out by hand;
     - `warnings`, `remarks`: sentences about the run's health;
     - `shares`: shares of the newest episodes and of the newest tool calls, by name;
     - `trends`: the first and the last value of rewards and held-out results, and their `way` ("up" or "down") if they

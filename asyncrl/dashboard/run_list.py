@@ -1,4 +1,4 @@
-"""Lists the runs of the page: briefly for the frame, which asks every two seconds, and with results for the table."""
+"""Lists the runs of the page: briefly for the page's frame every two seconds, and with results for the table."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from asyncrl.runs.lines import LineFile, LineSpan, Row, finite
 from asyncrl.runs.run import Run
 
 READ_WHOLE = 2 << 20
-"""A part of a file of up to this size is shown row by row."""
+"""A part of a file with at most this many bytes is shown row by row. Of a larger part, rows are sampled."""
 CATALOGUE_ROWS = 48
-"""The number of rows of a file that are read to find its names. One row is not enough, since names such as lag/7 are in
-few rows."""
+"""The number of rows of a file that are read to find the names of its metrics. One row is not enough, since names such
+as lag/7 are in few rows."""
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
 CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
-"""A file's inode, and the offset up to which it was read. Neither has more digits."""
+"""A cursor: a file's inode, and the offset up to which the file was read. Neither number has more digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Wanted:
     """A part of a file to show.
 
     - `names`: names of metrics; a name such as lag/* means all names with this beginning
-    - `points`: the maximum number of rows of a large file
+    - `points`: the maximum number of rows that are sampled from a large file
     - `after`: the cursor of an earlier answer, if only the rows after it are wanted; else empty
     - `first`, `last`: the times between which rows are wanted; `None` if all rows are wanted
     """
@@ -46,7 +46,7 @@ def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
     - `columns`: lists of numbers by name, with `None` where a row lacks the number
     - `rows`: the number of rows in the wanted part, estimated if only some were read
     - `all`: true if all rows are shown
-    - `reset`: true if the whole file was wanted, or if the cursor was of another file
+    - `reset`: true if the whole file was wanted, or if the cursor does not fit the file, which was replaced
     - `cursor`: the cursor for the next request
     """
     with run.open_rows(file) as lines:

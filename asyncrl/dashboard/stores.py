@@ -1,6 +1,6 @@
 """Reads the records of a run's replay while the run is running.
 
-A process can have a store open only once, and the page answers several requests at a time. So all of them read through
+A process can have a store open only once, and the page answers several requests at a time. So all requests read through
 this file.
 """
 
@@ -39,7 +39,8 @@ class ReplayStores:
             return ask(stored)
 
     def alone(self) -> AbstractContextManager[object]:
-        """A block in which no other thread of this process opens stores, for callers that open them by themselves."""
+        """Return a context manager for callers that open stores by themselves: within its `with` block, no other
+        thread of this process opens a store."""
         return self._lock
 
 

@@ -63,7 +63,7 @@ def _load(path: str) -> Vocabulary:
 
 
 def _load_slow(path: str) -> Vocabulary:
-    """The tokenizer of a model without a file of the `tokenizers` library: only `transformers` can read it."""
+    """Load the tokenizer of a model that has no tokenizer.json, which only `transformers` can read."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from asyncrl import wire
 from asyncrl.data.columns import is_plain
 from asyncrl.data.sendable import plain
 from asyncrl.errors import WireError
+from asyncrl.msgpack_values import decoder, pack
 from asyncrl.types import without_nulls
 
 PACKED = "row"
@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 10_000
 _WITH_NULLS = ("extra_info", "reward_model")
 """Columns in which nulls within a value are kept, as in verl. In other columns a null means that the row lacks the
 field."""
-_ROW = wire.decoder(dict[str, Any])
+_ROW = decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Rows:
 
 def packed(rows: Iterable[Mapping[str, Any]]) -> pa.Array:
     """The rows as a column of packed rows. Raises WireError: a value cannot be sent."""
-    return pa.array([wire.pack(row, "the row") for row in rows], pa.large_binary())
+    return pa.array([pack(row, "the row") for row in rows], pa.large_binary())
 
 
 def parts_of(tables: Iterable[pa.Table]) -> list[RowTable]:

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from asyncrl.errors import WireError
+from asyncrl.msgpack_values import check_plain, pack
 from asyncrl.types import without_nulls
-from asyncrl.wire import check_plain, pack
 
 MAX_DEPTH = 64
 """The maximum depth to which lists and maps may be nested in a row. Messages may be nested deeper, because they contain

@@ -72,7 +72,7 @@ def parts(
             wanted = (*required, *optional)
             found = of_schema(layout, str(path), schema_of(path), wanted)
             given = _batches(path, found.read(wanted))
-            tables = (found.applied(table, str(path), path.stem) for table in given)
+            tables = _applied(given, found, str(path), path.stem)
             yield from _of_tables(str(path), tables, required, wanted, found)
 
 
@@ -86,6 +86,13 @@ def _numbered(path: str, lines: bool, given: Iterable[Sequence[Mapping[str, Any]
     for rows in given:
         yield RowPart(path, lines, first, rows)
         first += len(rows)
+
+
+def _applied(tables: Iterable[pa.Table], layout: RowLayout, place: str, name: str) -> Iterator[pa.Table]:
+    first = 0
+    for table in tables:
+        yield layout.applied(table, place, name, first)
+        first += len(table)
 
 
 def _of_tables(
@@ -141,7 +148,7 @@ def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layou
     found = of_schema(layout, source, rows.features.arrow_schema, wanted)
     columns = [each for each in found.read(wanted) if each in rows.column_names]
     given = rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE)
-    tables = (found.applied(table, source, query.name) for table in given)
+    tables = _applied(given, found, source, query.name)
     yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted, found)
 
 

@@ -37,10 +37,9 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.config.schema.generation import LARGEST_INTEGER
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
-from asyncrl.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.engine.own_weights import OwnWeights
-from asyncrl.engine.router_watch import RouterWatch
-from asyncrl.engine.sampling import most_likely, request_key, sample, uniforms
+from asyncrl.engine.passes import Passes
+from asyncrl.engine.sampling import request_key
 from asyncrl.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.machine.long_work import unmeasured_work
@@ -88,28 +87,21 @@ class EmbeddedEngine:
         keep_cache: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._model = model.eval().requires_grad_(False)
-        self._device: torch.device = model.device
-        largest = LARGEST_INTEGER.get(config.dtype or "")
-        self._weights = OwnWeights(model, largest)
+        model = model.eval().requires_grad_(False)
+        self._weights = OwnWeights(model, LARGEST_INTEGER.get(config.dtype or ""))
         self._precision = _precision(config.dtype, model)
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._max_length = config.max_length or SLOT_TOKENS
         self._seed = seed
         self._version = initial_version
-        shape = model.config.get_text_config()
         self._keep_cache = keep_cache
-        # The canary needs an empty slot: slot 0 if a switch empties the cache, and an extra slot if it does not.
-        self._canary_slot = config.slots if keep_cache else 0
-        self._cache = SlotCache(shape, config.slots + keep_cache, self._max_length, model.dtype, model.device)
-        use_slot_attention(model, self._cache)
-        self._routers = RouterWatch(model) if config.return_routed_experts else None
+        self._passes = Passes(
+            model, config.slots, self._max_length, keep_cache=keep_cache, routed=config.return_routed_experts
+        )
         self._canary = CanaryJudge()
-        # For each slot: the number of tokens whose keys and values may be nan, since they have not led to a finite
-        # log-prob yet.
-        self._unproven: dict[int, int] = {}
         self._error_logger = ErrorLogger(logger)
-        prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)
-        self._scheduler = Scheduler(config.slots, prefill, self._cache.copy)
+        prefill = prefill_tokens or (512 if model.device.type == "cpu" else 8192)
+        self._scheduler = Scheduler(config.slots, prefill, self._passes.copy)
         self._waiters: list[tuple[int, Future[None]]] = []
         self._sampled = 0
         self._idle = IdleClock(clock)
@@ -222,10 +214,6 @@ class EmbeddedEngine:
         self._commands.put(lambda: None)
         await in_own_thread(self._thread.join)
 
-    @property
-    def _vocabulary(self) -> int:
-        return int(self._model.config.get_text_config().vocab_size)
-
     async def _between_passes(self, call: Callable[[], None]) -> None:
         """Run `call` in the engine's thread. Raises the errors of `call`."""
         self._check_open()
@@ -321,24 +309,14 @@ class EmbeddedEngine:
 
     def _forget(self) -> None:
         """Empty the cache, except for kept slots."""
-        # A nan that stays in a slot would spoil results under later versions, even if its position is masked. So slots
-        # that may have a nan are wiped.
-        kept = self._scheduler.forget(self._keep_cache)
-        for index in self._unproven.keys() - kept:
-            self._cache.wipe(index)
-            del self._unproven[index]
+        self._passes.forget(self._scheduler.forget(self._keep_cache))
 
     def _check_canary(self, check: CanaryCheck) -> None:
         """Raises CanaryError: the model's log-probs differ from those of the learner in the canary. The slot of the
         canary is empty, before and afterwards."""
         by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
-        self._unproven[self._canary_slot] = len(tokens)
         try:
-            layout = Layout(self._cache, [SlotChunk(self._canary_slot, 0, len(tokens))])
-            ids = torch.tensor(tokens, device=self._device)
-            logits = self._model(ids[None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
-            logprobs = logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-            answer = logprobs.cpu().numpy()
+            answer = self._passes.logprobs(tokens)
         except Exception as error:
             self._error_logger.exception("the canary could not be computed", error)
             raise self._canary.refuse(check, by, repr(error)) from error
@@ -353,62 +331,13 @@ class EmbeddedEngine:
             self._scheduler.fail_all(failed, waiting=False)
 
     def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
-        complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
-        for slot, chunk in work:
-            self._unproven[slot.index] = max(self._unproven.get(slot.index, 0), chunk.end)
-        tokens, logprobs, alternatives = self._forward(work, complete)
-        self._note_experts(work)
-        for slot, chunk in work:
-            slot.cached = chunk.end
-        for index, token, logprob, others in zip(complete, tokens, logprobs, alternatives, strict=True):
-            slot, chunk = work[index]
+        for slot, token, logprob, alternatives in self._passes.compute(work):
             if math.isfinite(logprob):
-                if self._unproven[slot.index] <= chunk.end:
-                    del self._unproven[slot.index]
                 self._sampled += 1
-                self._scheduler.append(slot, token, logprob, self._version, others)
+                self._scheduler.append(slot, token, logprob, self._version, alternatives)
             else:
-                self._cache.wipe(slot.index)
-                del self._unproven[slot.index]
                 error = EngineError(f"version {self._version} gives logits that are not finite")
                 self._scheduler.fail(slot.request, error)
-
-    def _note_experts(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
-        """Note in each slot the experts of those tokens that the last pass computed for the first time."""
-        if self._routers is None:
-            return
-        rows, begin = self._routers.take(), 0
-        for slot, chunk in work:
-            end = begin + chunk.end - chunk.start
-            slot.experts += rows[begin + len(slot.experts) - chunk.start : end]
-            begin = end
-
-    def _forward(
-        self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
-    ) -> tuple[list[int], list[float], list[tuple[list[int], list[float]]]]:
-        """Compute one pass over `work`. For each chunk in `complete`, return a sampled token, its log-prob and its
-        alternatives. `complete` has the indices of the chunks that reach the ends of their sequences.
-        """
-        layout = Layout(self._cache, [chunk for _, chunk in work])
-        if self._routers is not None:
-            self._routers.take()
-        ids = [token for slot, chunk in work for token in slot.tokens[chunk.start : chunk.end]]
-        logits = self._model(
-            input_ids=torch.tensor(ids, device=self._device)[None],
-            position_ids=layout.positions,
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(layout.last[complete]).to(self._device),
-            layout=layout,
-        ).logits[0]
-        slots = [work[index][0] for index in complete]
-        temperature = torch.tensor([slot.request.temperature for slot in slots], device=self._device)
-        noise = uniforms([slot.request.key for slot in slots], [len(slot.tokens) for slot in slots])
-        tokens, logprobs = sample(logits, temperature, torch.from_numpy(noise).to(self._device))
-        wanted = max((slot.request.wanted for slot in slots), default=0)
-        if not wanted:
-            return tokens.tolist(), logprobs.tolist(), [([], [])] * len(slots)
-        likeliest = (each.tolist() for each in most_likely(logits, temperature, wanted))
-        return tokens.tolist(), logprobs.tolist(), list(zip(*likeliest, strict=True))
 
 
 def _precision(dtype: str | None, model: Any) -> str:

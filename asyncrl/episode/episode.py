@@ -22,7 +22,8 @@ from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Engine, Generation
 from asyncrl.episode.completions import Completion, ReadText, ReadTurn, message_of, read_sampled
 from asyncrl.episode.images import EpisodeImages, ImageDesk, OutgoingImages
-from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder, Reservation
+from asyncrl.episode.limits import EpisodeLimits
+from asyncrl.episode.recorder import CompletionRequest, Recorder, Reservation
 from asyncrl.episode.steps import Split
 from asyncrl.errors import BusyError, RefusedError, StoppedError
 from asyncrl.grammar import KEY

@@ -19,7 +19,8 @@ from asyncrl.chat.image_blocks import image_blocks, without_images
 from asyncrl.chat.messages import read_messages
 from asyncrl.engine.base import Generation
 from asyncrl.episode.demonstrations import check_turn, turn_tokens, with_names
-from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
+from asyncrl.episode.limits import EpisodeLimits
+from asyncrl.episode.recorder import CompletionRequest, Recorder
 from asyncrl.episode.steps import Split
 from asyncrl.errors import RefusedError
 from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory

@@ -40,52 +40,13 @@ from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message, same_value
-from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.engine.base import Generation, PlacedImage, collapsed
 from asyncrl.episode.branches import Branch, Prefix, image_arrays, moved, routed_experts
 from asyncrl.episode.images import EpisodeImages, GivenTokens
+from asyncrl.episode.limits import EpisodeLimits, LimitError
 from asyncrl.episode.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
-from asyncrl.types import (
-    MAX_IMAGES,
-    NO_MASS,
-    Finish,
-    Grammar,
-    Role,
-    Ticket,
-    ToolCall,
-    Trajectory,
-    Turn,
-    runs_of,
-)
-
-
-class LimitError(RefusedError):
-    """A limit of the episode leaves no room for a completion. `code` is the chat-completions API's error code."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """Limits of an episode.
-
-    - `max_turns`: how many completions the episode may have
-    - `max_turn_tokens`: how many tokens one completion may have
-    - `max_tokens`: how many tokens one branch may have, with prompts and tool results
-    - `max_total_tokens`: how many tokens all branches together may have
-    - `max_prompt_length`: how many tokens the first prompt may have; None: no limit
-    - `truncation`: what happens to a first prompt that is too long. It is cut (left, right, middle) or refused (error)
-    """
-
-    max_turns: int
-    max_turn_tokens: int
-    max_tokens: int
-    max_total_tokens: int
-    max_prompt_length: int | None = None
-    truncation: str = "error"
+from asyncrl.types import MAX_IMAGES, NO_MASS, Finish, Grammar, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
 
 
 class CompletionRequest(NamedTuple):
@@ -177,7 +138,7 @@ class Recorder:
             if self._room(seen, new, []) > 0:
                 raise BusyError("completions in flight may take the rest of the episode's room")
             self.truncated = True
-            raise self._refusal(seen, new)
+            raise self._limits.refusal(self.turns_left, seen, sum(map(len, self.branches)) + new)
         if prefix and extends:
             branch, start = prefix.branch, prefix.turn.end
         else:
@@ -356,15 +317,8 @@ class Recorder:
 
     def _within_limit(self, given: GivenTokens) -> GivenTokens:
         """The first prompt, cut to its limit. A prompt with images is never cut. Raises LimitError."""
-        limit, truncation, tokens = self._limits.max_prompt_length, self._limits.truncation, given.tokens
-        if limit is None or len(tokens) <= limit:
-            return given
-        if truncation == "error" or given.images:
-            reason = (
-                f"the prompt has {len(tokens)} tokens; its maximum context length is data.max_prompt_length={limit}"
-            )
-            raise LimitError("context_length_exceeded", reason)
-        return GivenTokens(cut_prompt(tokens, limit, truncation))
+        tokens = self._limits.fitting_prompt(given.tokens, may_cut=not given.images)
+        return given if tokens is given.tokens else GivenTokens(tokens)
 
     def _keeps(self, prefix: Prefix, added: NDArray[np.int32], request: CompletionRequest) -> bool:
         """True if the request may continue the tokens of `prefix` with `added`."""
@@ -391,25 +345,5 @@ class Recorder:
         Of the `seen` tokens, `new` are not yet part of the episode. What the branches `in_flight` have reserved is not
         given away.
         """
-        limits = self._limits
-        if self.turns_left <= len(in_flight):
-            return 0
-        taken = sum(map(len, self.branches)) + sum(branch.reserved for branch in in_flight)
-        return min(limits.max_turn_tokens, limits.max_tokens - seen, limits.max_total_tokens - taken - new)
-
-    def _refusal(self, seen: int, new: int) -> LimitError:
-        limits = self._limits
-        if self.turns_left < 1:
-            return LimitError("turn_limit", f"the episode has reached actor.max_turns={limits.max_turns}")
-        if seen >= limits.max_tokens:
-            reason = (
-                f"the conversation has {seen} tokens, which leaves no room: the maximum context length is "
-                f"actor.max_tokens={limits.max_tokens}"
-            )
-        else:
-            total = sum(map(len, self.branches)) + new
-            reason = (
-                f"the episode has {total} tokens, which leaves no room: the maximum context length of its sequences "
-                f"together is actor.max_total_tokens={limits.max_total_tokens}"
-            )
-        return LimitError("context_length_exceeded", reason)
+        taken = sum(map(len, self.branches)) + sum(branch.reserved for branch in in_flight) + new
+        return self._limits.room(self.turns_left - len(in_flight), seen, taken)

@@ -16,7 +16,8 @@ from asyncrl.chat.template import result
 from asyncrl.episode.completions import Completion
 from asyncrl.episode.episode import Episode
 from asyncrl.episode.images import TooManyImagesError
-from asyncrl.episode.recorder import CompletionRequest, LimitError
+from asyncrl.episode.limits import LimitError
+from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.grammar import KEY, read_grammar
 from asyncrl.tools.environments.environments import Environments, OpenEnvironment
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions, OpenInteraction

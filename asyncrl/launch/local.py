@@ -37,6 +37,7 @@ from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
+from asyncrl.launch.preflight.task_files import read_files
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.scaling import Scaler
@@ -99,16 +100,17 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
     if is_finished(config.learner, values_of(config), run_dir):
         return True
     check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring)
+    tasks = partial(run_tasks, config)
+    read = read_files(tasks())
     check_algorithm(config)
     with exclusively(run_dir), ExitStack() as stack:
         asked = stack.enter_context(stop_of_start(run_dir, stop))
         end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
-        tasks = partial(run_tasks, config)
         check_files = partial(check_begun_files, run_dir, config.data, config.algorithm.sft.path, tasks)
         if config.cluster.launcher == "local":
             stack.enter_context(RunAddresses.of(config).usual_ports())
-        preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked)
+        preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked, read=read)
         count_steps(config.learner, config.replay.shards, tasks())
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = _placed(config, run_dir, launcher, stop, asked)

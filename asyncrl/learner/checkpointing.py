@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from asyncrl.learner.batch.batches import BatchSource
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.settings import SettingsHistory

@@ -25,7 +25,7 @@ from asyncrl.learner.batch.local_batch import pack_demonstrations
 from asyncrl.learner.batch.minibatch import ImitationBatch
 from asyncrl.learner.batch.prefixes import sharing_of
 from asyncrl.learner.batch.schedule import Passes, schedule
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.observe.metrics import Value

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.keeping import EpisodeKeeper
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.publishing import Versions
 from asyncrl.learner.stop_request import StopRequest
 from asyncrl.observe.metrics import Sink

@@ -25,8 +25,9 @@ from asyncrl.learner.model.canary import CanarySettings
 from asyncrl.learner.profiling import ProfileSettings
 from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.determinism import be_deterministic
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Membership
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.ranks.stopping import PATIENCE_S, Stopping
 from asyncrl.learner.run import Connections, train_rank
 from asyncrl.learner.settings import ModelSettings, RunSettings, SettingsHistory, StepSettings

@@ -18,7 +18,7 @@ from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.minibatch import ImitationBatch
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.checkpointing import Checkpointing
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.demonstrations import DemonstrationFeed

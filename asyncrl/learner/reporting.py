@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from asyncrl.algorithms.batch import Episodes
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.local_batch import LocalBatch
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy

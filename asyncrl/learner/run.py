@@ -14,9 +14,10 @@ from asyncrl.config import locations
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher
 from asyncrl.learner.batch.keeping import EpisodeKeeper, open_keeper
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.critic_export import export_critic, shared_critic
 from asyncrl.learner.checkpoint.export import export, export_adapter, save_code
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.checkpointing import Checkpointing, resume
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.demonstrations import DemonstrationFeed

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.metrics import episode_metrics
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_edges
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.step_result import StepResult
 from asyncrl.observe.metrics import Histogram, Value
 from asyncrl.observe.spans import NoSpans, Spans

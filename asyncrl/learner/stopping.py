@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from asyncrl.errors import StoppedError
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.ranks.ranks import Ranks
 

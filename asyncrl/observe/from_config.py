@@ -16,8 +16,8 @@ from asyncrl.observe.spans import open_spans
 
 @contextmanager
 def open_reports(config: TrainConfig, name: str, endpoint: str = "") -> Iterator[Reports]:
-    """Open the reports of the process `name` of a run. `endpoint` is the address of the process if it is a replay,
-    since clients align their clocks with a replay's clock."""
+    """Open the reports of the process `name` of a run. For a replay, `endpoint` is its address: other
+    processes align their clocks with the replay's clock."""
     with ExitStack() as stack:
         spans = open_spans(config.observe, locations.run_dir(config.run), name, endpoint)
         stack.enter_context(closing(spans))

@@ -138,7 +138,8 @@ class Fanout(Sink):
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Value]:
-    """The values that every sink can take: texts and numbers that fit a float, such as a scalar of numpy."""
+    """The values that every sink can take: texts, and numbers that fit a float. A number of another type, such as a
+    scalar of numpy, becomes a float."""
     found: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, str):
@@ -167,4 +168,4 @@ class Failures:
             if id(sink) not in self._known:
                 self._known.add(id(sink))
                 name = type(sink).__name__
-                logger.warning("metrics are lost: %s failed with %r; metrics/lost counts further calls", name, error)
+                logger.warning("metrics are lost: %s failed with %r; metrics/lost counts further failures", name, error)

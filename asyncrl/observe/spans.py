@@ -14,7 +14,7 @@ from 1970. A line with an object is a note:
   time at which the process `started`, and the number of lines `dropped` so far.
 - `clock`: the time at which the clock of a replay was `ahead` microseconds ahead of this process's clock. `peer` is the
   replay's endpoint. The measurement took `round_trip` microseconds.
-- `lost`: the number of spans that this process has not written so far.
+- `lost`: the number of spans that this process has lost so far.
 
 Times come from one monotonic clock, which is set by the wall clock when the process starts.
 """
@@ -77,7 +77,7 @@ class Spans(Protocol):
         ...
 
     def span(self, name: str, track: str = "", /, **values: Value) -> AbstractContextManager[dict[str, Value]]:
-        """Record the block as a span, even if it raises. The block may add values to the mapping that it gets."""
+        """Record the `with` block as a span, even if it raises. The block may add values to the mapping it gets."""
         ...
 
     def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:
@@ -222,7 +222,8 @@ class ClockEstimate:
             self._since = received
 
     def take(self, now: float) -> dict[str, Value] | None:
-        """The note of a window that is over at `now`, a time of our clock; `None` if no window is over."""
+        """Return the note of a window that is over at `now`, a time of our clock, and begin the next window. Return
+        `None` if no window is over."""
         best = self._best
         if best is None or now - self._since < self._window_s:
             return None
@@ -245,7 +246,7 @@ class SpanRecorder:
     ) -> None:
         self.clock = clock
         self.lost = 0
-        """Spans that were not written, since the disk failed or was too slow."""
+        """The number of lost spans: the disk failed or was too slow, or a span could not be encoded."""
         self._file = file
         self._ahead = wall() - clock()
         self._about = {**about, "started": _microseconds(self.wall(clock()))}
@@ -363,8 +364,8 @@ def spans_file(run_dir: Path, role: str) -> Path:
 
 
 def open_spans(config: ObserveConfig, run_dir: Path, role: str, endpoint: str = "") -> Spans:
-    """Open the recorder of one role's process. `endpoint` is the process's own endpoint if it is a replay. The caller
-    closes the recorder."""
+    """Open the recorder of one role's process. Only a replay gives `endpoint`, its own address. The caller closes
+    the recorder."""
     if not config.spans:
         return NoSpans()
     about: dict[str, Value] = {"role": role, "host": socket.gethostname(), "pid": os.getpid(), "endpoint": endpoint}

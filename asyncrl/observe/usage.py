@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
 STALE_S = 30.0
-"""A sample that is older than this many seconds is not reported, since newer samples hang or fail."""
+"""A sample that is older than this many seconds is not reported. All newer attempts must have failed or hang."""
 CLOSE_S = 1.0
 
 GpuReader = Callable[[], GpuUse | None]
@@ -30,7 +30,7 @@ _HostSample = tuple[float, HostUse]
 
 
 class Usage:
-    """Samples the use of the host with `host`, and of the GPUs with the reader that `open_gpus` returns.
+    """Samples the use of processors and memory with `host`, and of GPUs with the reader that `open_gpus` returns.
 
     The first sample calls `open_gpus`. After an error the GPUs are not read again. `clock` gives seconds. Any thread
     may call `values`.

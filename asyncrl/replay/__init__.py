@@ -14,9 +14,9 @@ This package keeps five of the promises in docs/concepts.md:
 It also keeps a part of promise 7, back-pressure: `admission.py` and `pacing.py` limit the episodes, `link.py` the
 unanswered requests of a client, and `server.py` the requests that it receives.
 
-In reading order: `admission.py`, `protocol.py`, `service.py` (what each request does), `tickets.py`, `labelling.py`,
-`groups.py`, `planning.py`, `sampling.py`, then `store.py`, `transaction.py` and `records.py`, then `server.py`,
-`link.py` and `client.py`. Only `from_config.py` and `__main__.py` read the configuration.
+In reading order: `admission.py`, `protocol.py` (the requests), `service.py` (what each request does), `tickets.py`,
+`labelling.py`, `groups.py`, `planning.py`, `sampling.py`, then `store.py`, `transaction.py` and `records.py`, then
+`messages.py`, `server.py`, `link.py` and `client.py`. Only `from_config.py` and `__main__.py` read the configuration.
 
 You can freely change samplers and filters (`sampling.py`), counters (`counters.py`) and time limits. A change of tables
 or records needs a new `FORMAT` in `store.py`. A change of requests needs a new `PROTOCOL` in `wire.py`.

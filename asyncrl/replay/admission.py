@@ -1,12 +1,12 @@
-"""Admission: the formula that bounds the age of data when it is trained.
+"""Admission: the formula that bounds the age that data has when the learner trains on it.
 
-With B trajectories trained per policy version, at most `(max_lag + version + 1) * B` trajectories may be accepted or in
-generation. A trajectory then waits for at most `max_lag` versions. With `max_lag = 0`, each version generates its own
-batch. (The replay server Reverb limits inserts by this formula, which come after generation.)
+With B trajectories trained per policy version, at most `(max_lag + version + 1) * B` trajectories of the whole run may
+be accepted or in generation. A trajectory then waits for at most `max_lag` versions. With `max_lag = 0`, each version
+generates its own batch. (The replay server Reverb applies this formula only to inserts, which come after generation.)
 
 A trajectory that may be trained R times counts R times, because the formula bounds uses. So the first batch already
-takes the room of R batches. Oversampling adds a share of a batch for groups that filters refuse. It does not make
-trained data older: surplus groups that become too old are evicted.
+takes the room of R batches, and R takes the place of 1 in the formula. Oversampling adds a share of a batch for groups
+that filters refuse. It does not make trained data older: surplus groups that become too old are evicted.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ class Admission:
     oversample: float = 1.0
 
     def capacity(self, version: int) -> int:
-        """The total number of uses of trajectories that may be promised to training, once `version` is published."""
+        """The total number of uses of trajectories that may be admitted, once `version` is published."""
         surplus = round(self.per_version * (self.oversample - 1)) * self.uses
         return (self.max_lag + version + self.uses) * self.per_version + surplus

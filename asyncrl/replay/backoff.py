@@ -54,7 +54,8 @@ class FailureBackoff:
             log.warning("%s", self.text())
 
     def _tell(self, kind: str, name: str, reason: str) -> None:
-        """Log the first failure of each kind of reason. It is an error if the user's own code failed."""
+        """Log the first failure of each kind of reason: as an error if the user's own code failed, else as a
+        warning."""
         if len(self._told) < MOST_KINDS and (found := kind_of(reason)) not in self._told:
             self._told.add(found)
             level = logging.ERROR if names_own_line(reason) else logging.WARNING

@@ -15,27 +15,14 @@ import zmq
 from msgspec.msgpack import Decoder
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.errors import (
-    ConfigError,
-    RefusedError,
-    RunOverError,
-    TooManyFailuresError,
-    WireError,
-)
+from asyncrl.errors import ConfigError, RefusedError, RunOverError, TooManyFailuresError, WireError
 from asyncrl.masking import masked_text
 from asyncrl.network.keys import ClientKeys
 from asyncrl.observe.spans import Spans
-from asyncrl.replay import protocol
+from asyncrl.replay import messages, protocol
 from asyncrl.replay.link import CREDITS, RETRY_S, ReplayLink, Request
-from asyncrl.replay.protocol import (
-    ENDED,
-    MAX_FETCH,
-    OK,
-    OVER,
-    REFUSED,
-    Answer,
-    ReplayRequest,
-)
+from asyncrl.replay.messages import ENDED, OK, OVER, REFUSED, Answer
+from asyncrl.replay.protocol import MAX_FETCH, ReplayRequest
 from asyncrl.text import cut
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, Lease, RunIdentity, Task, Ticket, Trajectory
 from asyncrl.wire import (
@@ -54,7 +41,7 @@ from asyncrl.wire import (
 
 T = TypeVar("T")
 Outcome = str | RefusedError | WireError
-"""The outcome of a delivery: "stored", "duplicate" or "late", or the error that refused it."""
+"""The outcome of a delivery: "stored", "duplicate" or "late", or the error with which it was refused."""
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
@@ -101,7 +88,7 @@ class ReplayClient:
         """Up to `want` tickets. Waits about a second for the first. `holding` are the tickets that this client has.
         `waiting` are those tickets in `holding` whose episodes wait for a version or for delivery."""
         request = protocol.GetTickets(self._worker, self._incarnation, list(holding), list(waiting), want)
-        return self._ask(request, protocol.TICKETS) or []
+        return self._ask(request, messages.TICKETS) or []
 
     def leave(self) -> None:
         """Tell the replay that this incarnation ends. Its work goes to other workers at once."""
@@ -110,8 +97,8 @@ class ReplayClient:
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         """Deliver a trajectory. Returns "stored" once it is durable, "duplicate" if it was stored before, or "late" if
         its ticket has ended (the trajectory is counted, but not kept). `images` has all images of the trajectory by
-        digest. If the replay lacks one of them, all are sent. Raises RefusedError; WireError: the trajectory cannot be
-        encoded."""
+        digest. If the replay lacks one of them, all are sent. Raises RefusedError: the replay refused the trajectory.
+        WireError: the trajectory cannot be encoded."""
         [outcome] = self.put_all([trajectory], images)
         if isinstance(outcome, str):
             return outcome
@@ -148,7 +135,7 @@ class ReplayClient:
                 requests[at] = (protocol.PutTrajectory(len(shown)), frames)
         for at, answer in zip(requests, self._link.answers(list(requests.values())), strict=True):
             try:
-                outcomes[at] = _accepted(protocol.PutTrajectory.__name__, answer).read(protocol.TEXT)
+                outcomes[at] = _accepted(protocol.PutTrajectory.__name__, answer).read(messages.TEXT)
             except (RefusedError, WireError) as error:
                 outcomes[at] = error
         return outcomes
@@ -168,7 +155,7 @@ class ReplayClient:
         answer = self._send(
             protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens, groups)
         )
-        leased = answer.read(protocol.LEASES) if answer.kind == OK else []
+        leased = answer.read(messages.LEASES) if answer.kind == OK else []
         return list(read_leases(leased, answer.frames))
 
     def renew(self) -> None:
@@ -196,7 +183,7 @@ class ReplayClient:
         in seconds since 1970. Returns all changes of the run so far. Raises ConfigError: the replay refused the values,
         for example because a value has changed that a resumed run must keep."""
         try:
-            return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
+            return self._send(protocol.Configure(dict(values), time)).read(messages.CHANGES)
         except RefusedError as error:
             # A ConfigError stops the run, since a restart of the learner would not help.
             raise ConfigError(str(error)) from error
@@ -208,11 +195,11 @@ class ReplayClient:
     def plan(self, step: int) -> BatchPlan | None:
         """The plan of a learner step. `None` if there is none within about a second. Raises TooManyFailuresError: the
         replay ends the run."""
-        return self._ask(protocol.GetPlan(step, ahead=False), protocol.PLAN)
+        return self._ask(protocol.GetPlan(step, ahead=False), messages.PLAN)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
         """The plan of a step that the learner has not reached. `None` if there is none yet; does not wait."""
-        return self._ask(protocol.GetPlan(step, ahead=True), protocol.PLAN)
+        return self._ask(protocol.GetPlan(step, ahead=True), messages.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         """The trajectories of `ids`, in their order. Raises RefusedError: one is no longer stored."""
@@ -234,7 +221,7 @@ class ReplayClient:
 
     def task(self, name: str) -> Task | None:
         """The task of the trajectory `name`. `None` if the replay does not know it."""
-        return self._ask(protocol.GetTask(name), protocol.TASK)
+        return self._ask(protocol.GetTask(name), messages.TASK)
 
     def published(self, version: int) -> None:
         """Tell the replay that the learner has published `version`."""
@@ -255,7 +242,7 @@ class ReplayClient:
         sources (a Tally for each data source).
 
         `None` while the evaluation is incomplete. With `wait`, waits about a second for it."""
-        return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
+        return self._ask(protocol.GetEvaluation(version, wait), messages.RESULT)
 
     def finished(self) -> None:
         """Tell the replay that the learner has done the last step of the run. A replay that no supervisor started then
@@ -264,12 +251,12 @@ class ReplayClient:
 
     def status(self) -> dict[str, Any]:
         """The replay's counters, and the sizes of its tables."""
-        return self._send(protocol.GetStatus()).read(protocol.VALUES)
+        return self._send(protocol.GetStatus()).read(messages.VALUES)
 
     def requeue(self, ticket: str) -> str:
         """Try a dead letter (a failed attempt) again. Returns "scoring" if its episode is scored again, or "task" if
         its task runs again. Raises RefusedError: there is no such dead letter, or it cannot be tried again."""
-        return self._send(protocol.Requeue(ticket)).read(protocol.TEXT)
+        return self._send(protocol.Requeue(ticket)).read(messages.TEXT)
 
     def discard(self, ticket: str) -> None:
         """Delete a dead letter with its episode. Raises RefusedError: there is no such dead letter."""
@@ -278,11 +265,11 @@ class ReplayClient:
     def skip_plan(self, step: int, reason: str) -> int:
         """Have the step of a recorded plan train nothing. Returns the number of trajectories that became dead letters.
         Raises RefusedError: the step has no plan, or was trained."""
-        return self._send(protocol.SkipPlan(step, _for_good(reason))).read(protocol.NUMBER)
+        return self._send(protocol.SkipPlan(step, _for_good(reason))).read(messages.NUMBER)
 
     def audit(self) -> dict[str, Any]:
         """The audit of all trajectories that were accepted for training (see `counters.audit`)."""
-        return self._send(protocol.GetAudit()).read(protocol.VALUES)
+        return self._send(protocol.GetAudit()).read(messages.VALUES)
 
     def _ask(self, request: ReplayRequest, decoder: Decoder[T]) -> T | None:
         """The reply's body. `None` if the replay has nothing to give yet."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from asyncrl.observe.spans import Spans
-from asyncrl.replay import protocol
-from asyncrl.replay.protocol import OK, Answer, GetClock, encode_request
+from asyncrl.replay import messages
+from asyncrl.replay.messages import OK, Answer, encode_request
+from asyncrl.replay.protocol import GetClock
 from asyncrl.wire import Buffer
 
 PROBE_S = 2.0
@@ -35,7 +36,7 @@ class ClockProbe:
             self._sent = self._spans.clock()
 
     def received(self, answer: Answer) -> None:
-        """Note that an answer to any request has arrived."""
+        """Note that an answer has arrived. Answers to other requests than those of this object are ignored."""
         if answer.sequence == self._sequence and answer.kind == OK:
-            theirs = answer.read(protocol.SECONDS)
+            theirs = answer.read(messages.SECONDS)
             self._spans.measured_clock(self._endpoint, self._sent, theirs, self._spans.clock())

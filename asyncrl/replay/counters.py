@@ -73,10 +73,10 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     """Audit all trajectories that were accepted for training.
 
     - `states`: the number of these trajectories in each state
-    - `lost`: the number of trajectories that have no readable data although their state is not final, and of accepted
-      trajectories that have no record
-    - `trained_twice`: the number of plans that contain a trajectory beyond its allowed `uses`, summed over all
-      trajectories
+    - `lost`: the number of trajectories without readable data although their state is not final, plus the number of
+      accepted trajectories without a record
+    - `trained_twice`: the number of plans that contain a trajectory, minus its allowed `uses`, summed over the
+      trajectories with more plans than that
     - `planned`: the number of trajectories in plans
     - `largest_lag`: the largest lag of a planned trajectory
 

@@ -33,14 +33,14 @@ class RunEnd:
         self._told.clear()
 
     def tell(self, worker: str) -> bool:
-        """True if the run is done. The worker then counts as told."""
+        """True if the run is done. From then on the worker counts as one that knows it."""
         if self._since is not None:
             self._told.add(worker)
         return self._since is not None
 
     def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
-        """True if no process still needs the replay. `workers` returns the workers with recent requests. It is called
-        only after the end, since there may be thousands of workers."""
+        """True if no process still needs the replay. `workers` returns the workers with recent requests, and is called
+        only after the end, since there may be thousands of them."""
         if self._since is None:
             return False
         waited = self._clock() - self._since

@@ -17,7 +17,7 @@ KEPT = 4096
 
 
 def ks(attempts: int) -> list[int]:
-    """The values of k: 1, 2, 4 and so on, and the number of attempts."""
+    """The values of k: the powers of 2 up to the number of attempts, and this number itself."""
     return sorted({1 << power for power in range(attempts.bit_length())} | {attempts})
 
 

@@ -1,5 +1,5 @@
 """Evaluates policy versions on the held-out tasks. An evaluation attempts each task once or several times. The episodes
-of evaluations do not count in admission, and are not trained."""
+of evaluations do not count in admission, and the learner does not train on them."""
 
 from __future__ import annotations
 

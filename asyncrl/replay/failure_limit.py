@@ -5,13 +5,13 @@ Episodes and scorings have separate limits. A run ends in two cases:
 * At the start: at least FEWEST failed, none succeeded, and START_S have passed since the first failure. If all failures
   are of one group, its task may be bad, so SINGLE_GROUP_S must pass instead of START_S. The run does not end while an
   episode or scoring has been running longer than any failed one, since this longer one may still succeed. After the
-  first success, even if it was in an earlier process of the run, this case cannot occur. So a later outage does not end
-  a run.
+  first success, even in an earlier process of the replay, this case cannot occur. So a later outage does not end a run.
 * By the share of failures: during the last WINDOW_S, the failed share of the newest WINDOW episodes (or scorings) was
-  never below `max_share`. Without `max_share` the limit is HOPELESS_SHARE, of at least FEWEST_HOPELESS, until the run
-  has once been healthy, with fewer than HEALTHY_SHARE failed. So a broken tool ends a run in which a few episodes
-  succeed because they never call it, but a later outage does not. For this limit an episode or scoring that has been
-  running longer than any failed one counts as a success, since the successes may be the slow ones.
+  never below `max_share`. Without `max_share` the limit is HOPELESS_SHARE, of at least FEWEST_HOPELESS episodes. It
+  applies only until the run has once been healthy, which means that less than HEALTHY_SHARE failed. So a broken tool
+  ends a run in which a few episodes succeed because they never call this tool, but a later outage does not end a run.
+  For HOPELESS_SHARE, an episode or scoring that has been running longer than any failed one counts as a success, since
+  the successes may be the slow ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FailureLimit:
         self._newest = ""
 
     def resume(self, ended_well: int) -> None:
-        """Note how many episodes (or scorings) succeeded in earlier processes of the run."""
+        """Note how many episodes (or scorings) succeeded before this process of the replay."""
         self._one_ended_well |= ended_well > 0
         self._was_healthy |= ended_well >= WINDOW
 
@@ -97,7 +97,8 @@ class FailureLimit:
         return len(self._window) >= FEWEST_HOPELESS and share >= HOPELESS_SHARE and not self._was_healthy
 
     def _may_recover(self) -> bool:
-        """True if the limit is HOPELESS_SHARE, and the failed share is below it with the long ones as successes."""
+        """True if the limit is HOPELESS_SHARE, and the failed share is below it once those that `_long` counts are
+        taken as successes."""
         return self._max_share is None and sum(self._window) < HOPELESS_SHARE * (len(self._window) + self._long())
 
     def _long(self) -> int:
@@ -112,7 +113,7 @@ class FailureLimit:
         is_over = self._over_since is not None and self._clock() - self._over_since >= WINDOW_S
         if is_over and not self._may_recover():
             reached = (
-                f"they have never been fewer than {HEALTHY_SHARE:.0%}"
+                f"the share has never been below {HEALTHY_SHARE:.0%}"
                 if self._max_share is None
                 else f"actor.max_failure_share={self._max_share:g} was reached for {WINDOW_S:.0f} s"
             )

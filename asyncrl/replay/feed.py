@@ -1,9 +1,9 @@
 """The feed chooses the next task. Its whole state is in the store, so that a restart continues at the same task.
 
-The feed goes through every data source in epochs, each shuffled by the run's seed. With weights, a random draw first
-chooses the source. With several shards, shard i feeds the rows whose number modulo the number of shards is i, so that
-one shard knows all attempts at a task. A difficulty band skips tasks whose running success rate is too high or too low,
-and tries them again every `revisit` epochs.
+The feed goes through all rows in epochs, each shuffled by the run's seed. With weights, each data source has its own
+epochs, and a random draw chooses the source of the next task. With several shards, the feed of shard i has the rows
+whose number modulo the number of shards is i, so that one shard knows all attempts at a task. A difficulty band skips
+tasks whose running success rate is too high or too low, and tries them again every `revisit` epochs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Band:
 
 class Feed:
     """An endless sequence of rows of `tasks`. `weights` maps data sources to their weights. Without weights all rows
-    are equally likely.
+    come equally often.
 
     The same seed gives the same order, also after a restart. Raises DataError: there are no tasks, or a source with a
     weight has no tasks."""

@@ -13,7 +13,8 @@ from statistics import fmean
 from asyncrl.errors import TooManyFailuresError
 
 BATCHES, FEWEST = 2, 8
-"""The filters hold a run once they have refused the groups of this many batches, and at least FEWEST groups."""
+"""The filters block a run once they have refused as many groups in a row as BATCHES batches have, and at least FEWEST
+groups."""
 RIGHT, SOLVED = 0.999, 0.95
 """A group whose mean outcome is at least RIGHT is right. The tasks are solved if this share of the groups is right."""
 OF_SOLVED = {"zero_variance", "reward_high"}
@@ -51,7 +52,8 @@ class FilterLimit:
         self._outcome = self._right = 0.0
 
     def refused(self, reason: str, outcomes: Sequence[float]) -> None:
-        """Note that the filters refused a group for this reason. `outcomes` are those of its played members."""
+        """Note that the filters refused a group for this reason. `outcomes` are those of the episodes that the policy
+        played."""
         self._reasons[reason] += 1
         mean = fmean(outcomes)
         self._outcome += mean
@@ -64,7 +66,8 @@ class FilterLimit:
 
     @property
     def is_solved(self) -> bool:
-        """True if the filters refuse groups because the policy solves the tasks now, and not since the start."""
+        """True if the filters refuse groups because the policy has learned to solve the tasks. False if no group was
+        accepted before: then the policy may have solved the tasks from the start."""
         return self._has_accepted and self._are_right
 
     @property
@@ -72,14 +75,14 @@ class FilterLimit:
         return self._right >= SOLVED * self.count and self._reasons.keys() <= OF_SOLVED
 
     def text(self) -> str:
-        """A sentence that names the filters as the cause of the learner's wait. Empty while they do not hold the
-        run."""
+        """A sentence that names the filters as the cause of the learner's wait. Empty while the filters do not block
+        the run."""
         if self.count < self._held_after:
             return ""
         refused = f"replay.filter refused the last {self.count} groups, so that nothing can be trained"
         right = f"{self._right / self.count:.0%} of the groups were right in every member"
         if self.is_solved:
-            result = "This is a result; harder tasks would teach more"
+            result = "This is a success, not a fault; harder tasks would teach more"
             return f"{refused}: the policy solves these tasks, since {right}. {result}"
         if self._are_right:
             return (

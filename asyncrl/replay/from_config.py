@@ -86,7 +86,7 @@ def _filters(config: FilterConfig) -> Filters:
 
 def vocabulary(model: str, revision: str | None = None) -> int | None:
     """The number of rows of the policy's embedding, from `config.json` in its folder or in the hub's cache. The
-    tokenizer may have fewer ids. `None`, with a warning, if the file cannot be read here."""
+    tokenizer may have fewer ids. `None`, with a warning, if the file cannot be read on this machine."""
     try:
         config = json.loads(_config_text(model, revision))
         # The file of a multi-modal model describes its language model in a nested section.
@@ -98,7 +98,7 @@ def vocabulary(model: str, revision: str | None = None) -> int | None:
 
 
 def _config_text(model: str, revision: str | None) -> str:
-    """The text of config.json. Raises OSError: it cannot be read here."""
+    """The text of config.json. Raises OSError: the file cannot be read on this machine."""
     if is_url(model):
         return read_remote(f"{model.rstrip('/')}/config.json")
     path = Path(model) / "config.json" if Path(model).is_dir() else _cached(model, revision)

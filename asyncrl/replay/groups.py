@@ -1,8 +1,8 @@
 """Opens groups when admission allows it, issues new tickets (permissions to play an episode) for failed members, and
-drops a group whole if a member fails too often.
+drops a whole group if one of its members fails too often.
 
-The counter `committed` is the number of uses of trajectories that are promised to training, without the uses of
-trajectories that were thrown away. A trajectory that may be trained R times has R uses. Admission and the pace limit
+A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were admitted
+when groups were opened, without those of trajectories that were thrown away later. `admission.py` and `pacing.py` limit
 this counter.
 """
 
@@ -121,8 +121,10 @@ class OpenGroups:
         group.attempts[member] += 1
         group.save(tx, name)
         if group.attempts[member] >= self._settings.max_attempts:
-            self._dropped.say(f"{name}, since member {member} failed too often, at last: {reason}")
-            self.close(tx, name, TrajectoryState.DROPPED, f"member {member} failed too often, at last: {reason}")
+            self._dropped.say(f"{name}, since member {member} failed too often; its last failure: {reason}")
+            self.close(
+                tx, name, TrajectoryState.DROPPED, f"member {member} failed too often; its last failure: {reason}"
+            )
         else:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
 

@@ -2,8 +2,8 @@
 group.
 
 The key of an image is its group and its SHA-256. The image is stored with the first trajectory that contains it, and
-deleted with the last one, in the same transaction as the trajectory. So a kill leaves no trajectory without its images,
-and no image without a trajectory.
+deleted with the last one, in the same transaction as the trajectory. So even after a kill, no trajectory lacks its
+images, and no image is left without a trajectory.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from asyncrl.replay.filter_limit import FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import label_needs
 from asyncrl.replay.leases import WorkerLeases
-from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, Reply, WorkerRequest
+from asyncrl.replay.messages import Reply
+from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, WorkerRequest
 from asyncrl.replay.records import (
     DeadLetter,
     GroupRecord,
@@ -87,13 +88,13 @@ class Labelling:
 
     def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
         """Lease either trajectories or whole groups to a scorer. The number of trajectories or groups, their tokens and
-        the size of their tasks are limited, but a lease has at least one trajectory or group. `None` if none is
-        waiting.
+        the size of their tasks are limited, but a lease has at least one trajectory or group. `None` if nothing waits
+        for a scorer.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
-        was lost or an older process of the scorer died. Those trajectories are then leased again. A trajectory that was
-        leased before without a result gets its own lease. So an episode that kills its scorer does not use up the
-        attempts of other episodes."""
+        was lost or an older process of the scorer died. The trajectories of these leases are then leased again. A
+        trajectory that was leased before without a result gets its own lease. So an episode that kills its scorer does
+        not use up the attempts of other episodes."""
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
@@ -255,8 +256,8 @@ class Labelling:
                 self._complete(tx, record.group, group)
 
     def _end_lease(self, tx: Transaction, request: WorkerRequest, name: str) -> Unit:
-        """End the lease of a trajectory and of its unit. Returns the unit. It is empty if the scorer has lost the
-        lease, for example to its own restart."""
+        """End the lease of a trajectory and of its unit. Returns the unit. The unit is empty if the scorer has lost the
+        lease, for example because it was restarted."""
         worker = request.worker
         if not self._scorers.holds(tx, worker, request.incarnation):
             return []
@@ -347,7 +348,8 @@ class Labelling:
         return "task"
 
     def _reinstate(self, tx: Transaction, ticket: str, dead: DeadLetter) -> bool:
-        """Queue a stored episode for scoring again. False if its group no longer waits for its replacement."""
+        """Queue a stored episode for scoring again. False if its group no longer waits for a replacement of the
+        episode."""
         group = GroupRecord.load(tx, dead.group)
         if group is None or group.attempts[dead.member] != dead.attempt + 1:
             return False

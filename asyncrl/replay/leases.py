@@ -5,8 +5,8 @@ The times are monotonic and only in memory. So neither a jump of the system cloc
 away: after a restart every worker has a fresh lease. A worker that sends requests but finishes nothing for
 LONGEST_LEASES times `lease_s` counts as silent.
 
-A worker that is not killed tells the replay that it ends, and its work goes to other workers at once. Late requests of
-a killed worker cannot take work from the process that replaces it.
+A worker that ends without being killed tells the replay, and its work goes to other workers at once. Late requests of a
+killed worker cannot take work from the process that replaces it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class WorkerLeases:
         current = tx.get(self._table, worker, str)
         if current != incarnation and self._replaced.get(worker) == incarnation:
             raise RefusedError(
-                f"a later start of the worker {worker} has replaced it; if two processes have this name, give them "
-                "different names"
+                f"a newer process of the worker {worker} has replaced this one; if two processes have this name, give "
+                "them different names"
             )
         self._seen[worker] = self._worked[worker] = self._clock()
         if current == incarnation:

@@ -34,6 +34,6 @@ def leave(
                     "the replay gives the work of %s to other workers only after replay.lease_s: %s", worker, error
                 )
 
-    # One after another, n shards that do not answer would delay the end by n * ANSWER_S.
+    # If the shards were told one after another, n shards that do not answer would delay the end by n * ANSWER_S.
     with ThreadPoolExecutor(len(endpoints)) as threads:
         list(threads.map(tell, endpoints))

@@ -3,11 +3,11 @@ and restarts of the replay.
 
 The replay recognises a repeated request by its ids. So each request takes effect exactly once, although it may be sent
 many times. Back-pressure: at most CREDITS requests, with at most CREDIT_BYTES in total, are unanswered, and further
-requests wait here.
+requests wait in the client.
 
 Requests are sent in rounds, and a request gets a new number in each round. A round ends when every sent request is
-answered. If the replay could not take some requests, the next round sends them again after a common wait. So an outage
-of the replay's disk delays a client by the length of the outage and at most BUSY_S more.
+answered. If the replay could not take some requests, the next round sends all of these again after one wait. So an
+outage of the replay's disk delays a client by the length of the outage and at most BUSY_S more.
 
 A link belongs to one thread.
 """
@@ -29,7 +29,8 @@ from asyncrl.network.sockets import Watch, connect, try_send
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.clock_probe import ClockProbe
-from asyncrl.replay.protocol import BUSY, REFUSED, Answer, ReplayRequest, decode_reply, encode_request
+from asyncrl.replay.messages import BUSY, REFUSED, Answer, decode_reply, encode_request
+from asyncrl.replay.protocol import ReplayRequest
 from asyncrl.types import RunIdentity
 from asyncrl.wire import Buffer
 
@@ -193,7 +194,7 @@ class ReplayLink:
         """Log the wait and open a new connection, since the old one may be dead."""
         advice = f"; {CHECK_KEYS}" if self._keys else ""
         waited = self._clock() - started
-        log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
+        log.warning("%s has waited for the replay at %s for %.0f s%s", self._worker, self._endpoint, waited, advice)
         self._renew()
 
     def _renew(self) -> None:

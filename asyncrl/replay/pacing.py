@@ -55,11 +55,13 @@ class Pace:
         self._spare = None if settings.spare_batches is None else settings.spare_batches * self._batch
 
     def ahead(self, tx: Transaction) -> int:
-        """The largest number of uses of trajectories that may be promised to training but not planned yet."""
+        """The largest number of trajectories that may be admitted but not planned yet. A trajectory that may be trained
+        R times counts R times."""
         return int(self._most if self._spare is None else self._record(tx).ahead)
 
     def capacity(self, tx: Transaction) -> int:
-        """The largest total number of uses of trajectories that may be promised to training now."""
+        """The largest number of trajectories of the whole run that may be admitted by now. A trajectory that may be
+        trained R times counts R times."""
         bound = self._admission.capacity(tx.counter("version"))
         if self._spare is None:
             return bound

@@ -56,7 +56,7 @@ class LearnerWaits:
         self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
 
     def asked(self, found: bool, missing: Callable[[], str]) -> None:
-        """Note a request for a plan, and whether a plan was `found`. `missing` returns the cause of a wait. It is
+        """Note a request for a plan, and whether a plan was `found`. `missing` returns the cause of a wait, and is
         called only if a wait begins."""
         if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()
@@ -121,8 +121,8 @@ class Planning:
         self._drop(tx, dropped)
 
     def _withdraw(self, tx: Transaction, first: int) -> None:
-        """Withdraw the plan of step `first` if some of its labels do not meet the needs. The learner has not trained
-        this step: a shard can have planned it while other shards have not."""
+        """Withdraw the plan of step `first` if some of its labels do not meet the needs. The learner cannot have
+        trained this step yet: the plan may exist only because this shard has planned the step before other shards."""
         plan = tx.get("plans", first, BatchPlan)
         if plan is None or plan.skipped or first != tx.count("plans") - 1:
             return
@@ -134,8 +134,8 @@ class Planning:
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The recorded plan of `step`, or a new plan if enough groups are ready. `None` if there are too few.
 
-        Groups that are too old for this step are evicted. Raises RefusedError: `step` is not the next step without a
-        plan."""
+        Groups that are too old for this step are evicted. Raises RefusedError: `step` has no plan, and is not the next
+        step to plan."""
         if tx.counter("learner_step") != step and step <= tx.count("plans"):
             tx.set("learner_step", step)
         return self._planned(tx, step)

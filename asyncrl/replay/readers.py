@@ -47,7 +47,7 @@ class Readers:
         freed = tx.free_dead_readers()
         if freed:
             self.dead += freed
-            log.warning("freed %d snapshots of the store whose processes were killed", freed)
+            log.warning("freed %d snapshots of the store: the processes that read them were killed", freed)
         return freed
 
     def look(self, tx: Transaction) -> None:

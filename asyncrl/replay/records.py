@@ -132,7 +132,7 @@ class GroupRecord(Record):
     """An open group.
 
     - `row`: the task's row in the training or evaluation file
-    - `version`: the oldest policy version that may play the members
+    - `version`: in an evaluation, the oldest policy version that may play the members; 0 in training
     - `attempts`: the number of failures of each member
     - `labelled`: true for each labelled member
     - `sampled`: the number of plans that contain the group

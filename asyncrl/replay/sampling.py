@@ -1,8 +1,8 @@
-"""Chooses the complete groups that are trained: filters refuse groups, and samplers select the next batch from the
-accepted groups.
+"""Chooses the complete groups on which the learner trains: filters refuse groups, and samplers select the next batch
+from the accepted groups.
 
-Before that, `planning.py` evicts the groups that exceed the age bound. Samplers differ in the staleness that they
-prefer within the bound.
+Before a sampler chooses, `planning.py` evicts the groups that exceed the age bound. Samplers differ in the staleness
+that they prefer within the bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ZERO_VARIANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Refuses complete groups. Refused groups are counted by reason and replaced. `None`: no limit.
+    """Refuses complete groups. Refused groups are counted by reason and replaced. A limit that is `None` does not
+    apply.
 
     - `zero_variance`: refuse a group whose members all have the same score
     - `score`: the score that `zero_variance` compares, "reward" or "outcome"
@@ -53,9 +54,9 @@ class Filters:
 
 class Sampler(Protocol):
     """Chooses `count` different groups from `ready`, which has at least as many. In `ready` the groups are in the order
-    of their completion. Returns the index of each chosen group and its importance weight, at most 1. `plans_ahead`: the
-    next batch may be chosen while the current one is trained, so that groups completed in the meantime are not
-    considered."""
+    of their completion. Returns the index of each chosen group and its importance weight, at most 1. If `plans_ahead`
+    is true, the next batch may be chosen while the learner trains on the current one. Groups that are completed in the
+    meantime are then not considered."""
 
     plans_ahead: ClassVar[bool]
 

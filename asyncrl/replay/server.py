@@ -34,7 +34,7 @@ from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.call_thread import CallThread
-from asyncrl.replay.protocol import (
+from asyncrl.replay.messages import (
     BUSY,
     ENDED,
     NOTHING,
@@ -42,15 +42,12 @@ from asyncrl.replay.protocol import (
     OVER,
     REFUSED,
     Call,
-    Fetch,
-    FetchImage,
-    GetClock,
-    GetStatus,
     Reply,
     decode_request,
     encode_reason,
     encode_reply,
 )
+from asyncrl.replay.protocol import Fetch, FetchImage, GetClock, GetStatus
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.store import Store
 from asyncrl.replay.transaction import Transaction

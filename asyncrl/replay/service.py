@@ -23,10 +23,10 @@ from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.messages import Call, Reply
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.pinned import require_pinned
 from asyncrl.replay.planning import LearnerWaits, Planning
-from asyncrl.replay.protocol import Call, Reply
 from asyncrl.replay.readers import Readers
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
@@ -37,9 +37,9 @@ from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 
 WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
-"""The requests of workers. If the run is done, the reply says so."""
+"""The requests in which workers ask for work or keep it. If the run is done, the reply says so."""
 TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
-"""The requests of a learner that trains. They continue a run that was done."""
+"""The requests of a learner that trains. If one of them comes after the run was done, the run continues."""
 PUT_OFF_S = 3.0
 """After a request was put off, its client repeats it within this time. So if no request was put off during this time,
 the cause is over."""
@@ -155,9 +155,13 @@ class ReplayService:
         return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
-        """Texts about the failures because of which fewer tickets are issued, about the newest failure, and about
-        filters that refuse every group. `solved`: they do so because the policy solves the tasks. Empty if there are
-        none."""
+        """Texts about what keeps the run from progressing. A text is empty if there is nothing to tell.
+
+        - `failing`: the failures because of which fewer tickets are issued
+        - `newest_failure`: the newest failure of an episode or a scoring
+        - `solved`: filters refuse every group because the policy has learned to solve the tasks
+        - `refusing`: filters refuse every group for another reason
+        """
         return {
             "failing": self._backoff.text(),
             "newest_failure": self._backoff.newest,

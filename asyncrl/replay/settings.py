@@ -42,7 +42,7 @@ class ReplaySettings:
     - `max_dead_letters`: the maximum number of dead letters (failed attempts) that are kept.
     - `max_dead_letter_bytes`: the maximum number of bytes that dead letters and their episodes take.
     - `max_failure_share`: the share of failures that ends the run (see `failure_limit`).
-    - `run`: the folder of the run, as a shell takes it, for messages.
+    - `run`: the folder of the run, quoted for a shell. Messages show it in commands.
     - `max_refused_groups`: the number of groups that filters refuse in a row before the run ends (see `filter_limit`).
       `None`: no limit.
     - `max_tokens`: the maximum number of tokens in one trajectory.

@@ -32,13 +32,13 @@ class Stages:
             tx.afterwards(self._begin, stage, name)
 
     def end(self, tx: Transaction, stage: Stage, name: str, **values: Value) -> None:
-        """Note that an episode or a group leaves a stage. This has no effect if the stage was entered before the last
-        restart, or never."""
+        """Note that an episode or a group leaves a stage. The call has no effect if the stage was entered before the
+        last restart, or was never entered."""
         if self._spans.records:
             tx.afterwards(partial(self._end, stage, name, **values))
 
     def forget(self, tx: Transaction, name: str) -> None:
-        """Note that an episode is over, whichever stage it is in."""
+        """Note that an episode is over. All of its stages end."""
         for stage in (Stage.TICKET, Stage.QUEUED, Stage.SCORING):
             self.end(tx, stage, name, outcome="ended")
 

@@ -97,7 +97,7 @@ class StoredRun:
         return sorted(((name, dead) for part in self.each(DeadLetter.all) for name, dead in part), key=itemgetter(0))
 
     def ids(self, after: str = "") -> Iterator[str]:
-        """The ids of all trajectories whose data is stored, sorted, and only those after `after`."""
+        """The sorted ids of the trajectories whose data is stored, beginning with the first id after `after`."""
         return heapq.merge(*(self._ids(shard, after) for shard in self._shards))
 
     def _ids(self, shard: StoreReader, after: str) -> Iterator[str]:

@@ -98,7 +98,7 @@ class Tally(msgspec.Struct):
 
 def evaluation_values(result: Mapping[str, Any]) -> dict[str, float]:
     """The result of an evaluation as metrics by name: over all tasks, and if there are several data sources, also for
-    each source as SOURCE/NAME. Estimates for k = 1 are left out, since they equal the mean."""
+    each source as SOURCE/NAME. Estimates for k = 1 are left out, since they equal the accuracy or the mean outcome."""
     sources = {name: msgspec.convert(plain, Tally) for name, plain in result[SOURCES].items()}
     total = sum(sources.values(), Tally())
     values = {name: float(value) for name, value in result.items() if name not in (SOURCES, SAMPLE)}

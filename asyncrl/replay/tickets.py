@@ -107,8 +107,8 @@ class TicketQueue:
             order, name = first
             tx.delete("pending", order)
             record = TicketRecord.load(tx, name)
-            # A ticket that was withdrawn and offered again is queued twice. When the second entry comes first in the
-            # queue, a worker holds the ticket already.
+            # A ticket that was withdrawn and offered again is queued twice. When the second entry reaches the front of
+            # the queue, a worker already holds the ticket.
             if record is not None and not record.worker:
                 record.worker = worker
                 record.save(tx, name)
@@ -149,14 +149,14 @@ class TicketQueue:
             self._take_back(tx, request.worker)
 
     def expire(self, tx: Transaction) -> None:
-        """Give the tickets of silent actors to other actors. Tickets that were held for too long fail."""
+        """Give the tickets of silent actors to other actors. Tickets that were held for too long count as failed."""
         for worker in self._actors.expire(tx):
             self._take_back(tx, worker)
         horizon = self._clock() - self._settings.longest_episode_s
         for name in [name for name, when in self._given.items() if when < horizon]:
             del self._given[name]
             if TicketRecord.load(tx, name) is not None:
-                self.fail(tx, name, "its actor held it for longer than actor.episode_timeout_s")
+                self.fail(tx, name, "its actor held the ticket for longer than actor.episode_timeout_s")
 
     def put(
         self, tx: Transaction, trajectory: Trajectory, frames: Sequence[Buffer], images: Sequence[Buffer] = ()
@@ -218,8 +218,8 @@ class TicketQueue:
         return "stored"
 
     def _check(self, tx: Transaction, trajectory: Trajectory) -> None:
-        """Raises RefusedError: the learner could not train the trajectory, and would fail on its plan at every
-        restart."""
+        """Raises RefusedError: the learner could not train on the trajectory, and would fail at the plan with it after
+        every restart."""
         settings, name, newest = self._settings, trajectory.id, trajectory.newest_version
         if len(trajectory) > settings.max_tokens:
             raise RefusedError(
@@ -233,7 +233,7 @@ class TicketQueue:
         # Engines may serve a version just before the learner reports it to the replay, so a version that is newer by 1
         # is allowed.
         if newest > tx.counter("version") + 1:
-            raise RefusedError(f"{name} was sampled by version {newest}, the newest is {tx.counter('version')}")
+            raise RefusedError(f"{name} was sampled by version {newest}, but the newest is {tx.counter('version')}")
 
     def fail(self, tx: Transaction, ticket: str, reason: str) -> None:
         """Handle a failed episode."""

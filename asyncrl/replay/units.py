@@ -3,8 +3,8 @@ or a whole group if the kind of scores is GROUP_KIND. Rules for groups:
 
 - A lease has all members of a group in order. The group waits until all members have all earlier kinds of scores.
 - The labels of all members are taken in one transaction.
-- GROUP_KIND is the last kind, so that no member can fail after its group was scored. Scores of a closed group are never
-  trained.
+- GROUP_KIND is the last kind, so that no member can fail after its group was scored. Scores that arrive for a closed
+  group count as late.
 - A failure counts as an attempt of every member. After too many failures, every member becomes a dead letter (a failed
   attempt), and a new ticket is issued for it or the group is dropped. If the stored data of a member is damaged, only
   this member is replaced, and the group waits for it.

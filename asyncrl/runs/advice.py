@@ -108,8 +108,8 @@ def _served(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     if seen.actors_idle is not None and seen.actors_idle > ACTORS_IDLE:
         fewer = f"cluster.actors={seen.actors - 1}" if seen.actors > 1 else "fewer servers or GPUs for generation"
         yield (
-            f"{waits}, while engines were idle for {seen.actors_idle:.0%}: use {fewer}, or give the learner more; a "
-            f"larger learner.batch_size than {settings.batch_size} also uses them"
+            f"{waits}, while engines were idle for {seen.actors_idle:.0%}: use {fewer}, or give the "
+            f"learner more; a learner.batch_size above {settings.batch_size} also keeps them busy"
         )
     if seen.scorers_idle is not None and seen.scorers_idle > SCORERS_IDLE and seen.scorers > 1:
         yield (

@@ -61,7 +61,7 @@ def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
     """Write the card and its picture into the folder of the model that a run exported after `steps` steps, or at the
     run's end if `steps` is None. Return False, and replace nothing, if the folder has a card that somebody wrote.
 
-    Raises ConfigError: the run's configuration cannot be read; OSError.
+    Raises ConfigError: the run's configuration cannot be read; OSError: a file cannot be read or written.
     """
     if (folder / CARD).exists() and not is_ours((folder / CARD).read_text(errors="replace")):
         log.info("%s was written or changed by hand, so it is not replaced", folder / CARD)
@@ -213,8 +213,8 @@ def _loading(model: TrainedModel) -> Iterator[str]:
     )
     if model.values["actor.tools"]:
         yield (
-            "This prints one turn of the model. It runs no tools: the server of the model runs the calls that it "
-            "writes, and appends their results.\n"
+            "This prints one message of the model, and runs no tools. Your program has to run the calls of tools in "
+            "the message, and to append their results to `messages`.\n"
         )
 
 

@@ -21,8 +21,8 @@ def ids_as_text(ids: list[int]) -> str:
 
 
 def decoder(run: Run, path: str | None = None) -> Decode:
-    """Choose the tokenizer in `path`, or else the run's own, from its trained policy or `model.path`. Without a
-    tokenizer, the result shows ids, and a warning gives the reason.
+    """Open the tokenizer in `path`. By default it is that of the run's exported model, else that of `model.path`. If
+    there is none, the result shows ids, and a warning gives the reason.
 
     Raises ConfigError: `path` has no tokenizer, or the run's configuration cannot be read.
     """

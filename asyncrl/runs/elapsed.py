@@ -1,7 +1,7 @@
 """Computes for how long a run has run: all of its starts together, without the pauses between them.
 
-`environment.json` has the time of each start. An earlier start lasted until the last row that any role wrote before the
-next one.
+`environment.json` has the time of each start. The time after an earlier start counts until the last row that
+any role wrote before the next start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def newest_start(run: Run) -> float:
 
 
 def _is_after(file: Path, begin: float) -> bool:
-    """True if the file was written after `begin`, the time of the newest start. Then it covers all starts."""
+    """True if the file was written after `begin`, the time of the newest start. Then the file covers all starts."""
     return file.stat().st_mtime >= begin
 
 

@@ -14,18 +14,18 @@ MOST_STEPS = 10
 """The maximum number of steps over which a value at the beginning or at the end of a run is averaged."""
 NEWEST = 50
 SPREAD = 150
-"""The number of the learner's rows that are read, evenly spread over the run."""
+"""The numbers of the learner's rows that are read: NEWEST at the end, SPREAD evenly spread over the run."""
 MOST_EVALUATIONS = 200
 MOST_ACTORS = 64
 ACTOR_ROWS = 60
 """The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
 SCORER_ROWS = 12
 STALE_S = 60.0
-"""An actor is left out, because it has ended, if its newest row is more than this many seconds older than the newest
-row of all actors."""
+"""An actor counts as ended, and is left out, if its newest row is more than this many seconds older than the newest row
+of all actors."""
 TRUNCATED = (("truncated",), ("episodes",))
 MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
-"""Two groups of an actor's counters. A share is the sum of the first group, divided by the sum of the second."""
+"""Each is two groups of an actor's counters. A share is the sum of the first group, divided by that of the second."""
 SHARES = {"truncated": TRUNCATED, "malformed calls": MALFORMED}
 ENOUGH = 100
 """A share covers about this number of the newest episodes or calls."""
@@ -35,7 +35,8 @@ TEXTS = ("newest_failure", "refusing", "solved")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The rows of a run at one moment. Rows of an earlier asyncrl may lack some metrics.
+    """The rows of a run at one moment. Rows that an earlier version of asyncrl wrote may lack some
+    metrics.
 
     - `folder`: the run's folder, for the commands in sentences.
     - `first`, `newest`: consecutive rows of trained steps at the beginning and at the end; `spread`: rows of the whole
@@ -43,7 +44,8 @@ class Evidence:
     - `actors`: the newest rows of each actor.
     - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and `solved` are texts of the
       replay.
-    - `scores`: the newest mean of each score that is not always 0. `unread`: the scores that change nothing.
+    - `scores`: the newest mean of each score that is not always 0. `unread`: maps the name of each score that
+      changes nothing to advice.
     - `group_size`: `None` if it is unknown.
     - `is_running`: true if the run may still change. Then a few rows are no evidence.
     """
@@ -113,9 +115,9 @@ def _of_actors(run: Run) -> list[list[Row]]:
 def recent_counts(
     actors: Sequence[Sequence[Row]], part: Sequence[str], whole: Sequence[str], enough: float = ENOUGH
 ) -> tuple[float, float]:
-    """Count `part` and `whole`, the names of counters, over the newest work of all actors. From each actor this takes
-    the fewest newest rows in which `whole` grows by the actor's share of `enough`; if no rows suffice, it takes all of
-    them. The counters begin at 0 with each start of an actor."""
+    """Sum the counters named in `part`, and those named in `whole`, over the newest work of all actors. Of each actor
+    this takes the fewest newest rows in which `whole` grows by the actor's share of `enough`. If no rows suffice, it
+    counts all work since the actor's newest start, at which the counters began at 0."""
     parts = wholes = 0.0
     for rows in actors:
         now, since = (_sum(rows[-1], part), _sum(rows[-1], whole)), (0.0, 0.0)
@@ -131,8 +133,8 @@ def recent_counts(
 
 
 def recent_shares(actors: Sequence[Sequence[Row]]) -> dict[str, float]:
-    """Map each name in `SHARES` to its share of the newest episodes or tool calls. A name is left out if there are
-    none."""
+    """Map each name in `SHARES` to its share of the newest episodes or tool calls. A name is left out if there
+    were no episodes or calls."""
     counts = {name: recent_counts(actors, part, whole) for name, (part, whole) in SHARES.items()}
     return {name: found / of for name, (found, of) in counts.items() if of}
 

@@ -83,8 +83,8 @@ def run_with_store(name: str | None, store: str | None = None) -> Run:
 
 
 def require_store(run: Run, name: str | None = None, store: str | None = None) -> None:
-    """Raises ConfigError: the run is a fine-tuning; StoreError: it has no store. The message names the run and the
-    store by `name` and `store`, the words of the command line."""
+    """Check that a run has a store. An error names the run and the store by `name` and `store`, the words of the
+    command line. Raises ConfigError: the run is a fine-tuning; StoreError: it has no store."""
     if not run.store.is_dir():
         refuse_fine_tuning(run.folder)
         raise StoreError(_why_no_store(run, name or str(run.folder), store))

@@ -37,7 +37,7 @@ HELD_OUT = "eval/loss"
 
 
 class FineTuningTable:
-    """Shows the progress of a fine-tuning until its block ends, as `TerminalTable` shows that of a training."""
+    """Shows the progress of a fine-tuning until its `with` block ends, as `TerminalTable` shows that of a training."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class FineTuningSummary:
 
     - `result` is done, stopped or failed, and `reason` says why it failed.
     - `steps`, `steps_kept`, `planned_steps`, `errors`, `elapsed_s`, `files`, `next`: as in `RunSummary`.
-    - `loss` has means over the first and over the last `averaged` steps, and `held_out_loss` the first and the last
-      evaluation; `None` without any.
+    - `loss` has the means over the first and over the last `averaged` steps; `None` without a step.
+    - `held_out_loss` has the values of the first and of the last evaluation; `None` without an evaluation.
     - `epochs` are the passes through the demonstrations. `tokens_per_s` is the number of trained tokens per second of
       the steps.
     """

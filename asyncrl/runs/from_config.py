@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def read_config(run_dir: Path) -> TrainConfig:
     """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it, or it is damaged;
-    OSError."""
+    OSError: it cannot be read."""
     path = run_dir / CONFIG_FILE
     try:
         written = OmegaConf.load(path)
@@ -63,7 +63,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
 
 def read_replay_settings(run_dir: Path, shard: int) -> ReplaySettings:
     """The settings of one shard of a run's replay. Raises ConfigError and OSError as `read_config` does."""
-    # This import loads the reader of task files, and takes longer than all others.
+    # Only this function needs this import, which loads the reader of task files and takes longer than all others.
     from asyncrl.replay.from_config import replay_settings
 
     config = read_config(run_dir)

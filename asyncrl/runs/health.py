@@ -1,7 +1,8 @@
 """Judges the health of a run, in sentences that say what is wrong and what helps.
 
-Each rule is a small function from the evidence to a finding. The console, the page, the report and the summary show
-these sentences, and decide nothing themselves. A new rule is one more function in `RULES`.
+Each rule is a small function from the evidence to a finding, and its docstring says what it finds. The console, the
+page, the report and the summary show these sentences, and decide nothing themselves. A new rule is one more function in
+`RULES`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from asyncrl.runs.trends import Trend, values_of
 WINDOW = 3
 """A running run gets a warning after this number of bad steps in a row."""
 LONG_WINDOW, FEWEST_STEPS = 10, 5
-"""The steps over which shares of groups are averaged, and the fewest of them that are evidence."""
+"""The number of steps over which shares of groups are averaged, and the smallest number that is enough to judge."""
 FEWEST_EPISODES = 30
 MAX_FAILED_SHARE = 0.1
 MAX_TRUNCATED = 0.5
@@ -30,7 +31,7 @@ NEARLY_ALL = 0.9
 SOLVED = 0.95
 """A batch counts as solved if its mean outcome is at least this. An outcome is mostly 0 or 1."""
 FEWEST_FOR_TREND = 30
-"""A reward that does not change counts as standing still after this number of steps."""
+"""The trend of the reward is judged from this number of steps on."""
 ENTROPY_FALL, LEAST_ENTROPY = 0.25, 0.02
 """An entropy that was at least LEAST_ENTROPY nats at first has collapsed once it is below ENTROPY_FALL times its first
 value."""
@@ -70,7 +71,8 @@ Rule = Callable[[Evidence], Finding | None]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The findings about a run, in the order of the rules. `trends` has the reward and the held-out results."""
+    """The findings about a run, in the order of the rules. `trends` has the trends of the reward and of the
+    held-out accuracy."""
 
     findings: Sequence[Finding]
     trends: dict[str, Trend]
@@ -111,7 +113,7 @@ def _are_solved(rows: Sequence[Row]) -> bool:
 
 
 def learns_nothing(seen: Evidence) -> Finding | None:
-    """Every reward of the last steps was the same, or their gradients were 0."""
+    """Every reward of the last steps was the same, or the gradient of each of these steps was 0."""
     rows = _last(seen, WINDOW, WINDOW)
     if not rows:
         return None
@@ -133,13 +135,14 @@ def learns_nothing(seen: Evidence) -> Finding | None:
         "the rewards within each group were equal (groups/zero_variance). Use a larger learner.group_size, or tasks "
         "that the policy solves sometimes"
         if level
-        else "the gradient was 0. masked/any is the share of the tokens that the corrections leave out"
+        else "the gradient was 0. Look at masked/any, the share of the tokens that the corrections leave out"
     )
     return Finding("empty", f"{steps} learned nothing (updates_empty): {why}")
 
 
 def _solved(seen: Evidence, rows: Sequence[Row]) -> Finding:
-    """Says that the tasks of the newest `rows` are solved. This is a warning if they were so from the first step on."""
+    """Say that the tasks of the newest `rows` are solved. This is a warning if they were solved from the first step on,
+    and otherwise a remark."""
     if seen.first and _are_solved([*seen.first, *seen.spread]):
         return Finding(
             "solved",
@@ -150,7 +153,7 @@ def _solved(seen: Evidence, rows: Sequence[Row]) -> Finding:
     return Finding(
         "solved",
         f"the policy solves the tasks of {_steps(rows)}: nearly every episode is right, so that they teach nothing "
-        "more. This is a result; harder tasks would teach more",
+        "more. This is a success, not a fault; harder tasks would teach more",
         is_good=True,
     )
 
@@ -245,7 +248,8 @@ def malformed_calls(seen: Evidence) -> Finding | None:
 
 
 def worse_held_out(seen: Evidence) -> Finding | None:
-    """The last held-out result is below the first by more than one standard error of the difference."""
+    """The last held-out result is below the first by more than one standard error of the difference. If the
+    error is unknown, any fall counts."""
     for name in ("accuracy", "outcome"):
         trend = trends.of_evaluations(seen.evaluations, f"eval/{name}")
         if trend is None or trend.first - trend.last <= (trend.noise / 2 if trend.noise < 1 else 0):
@@ -254,8 +258,9 @@ def worse_held_out(seen: Evidence) -> Finding | None:
         return Finding(
             "held_out",
             f"the held-out {name} is {trend.last:.3g} after {step} steps, below the {trend.first:.3g} of the first "
-            f"evaluation ({trend.noise_text}). Compare the rewards with episodes: the policy may exploit the reward, "
-            "or have forgotten what it could do. A smaller learner.lr or a KL to the reference helps against both",
+            f"evaluation ({trend.noise_text}). Compare the rewards of some episodes with their texts: the policy "
+            "may exploit the reward, or have forgotten what it could do. A smaller learner.lr or a KL to the reference "
+            "helps against both",
         )
     return None
 
@@ -294,8 +299,8 @@ def entropy_trend(seen: Evidence) -> Finding | None:
     if trend.first >= LEAST_ENTROPY and trend.last < ENTROPY_FALL * trend.first:
         return Finding(
             "entropy",
-            f"the entropy of the policy fell {moved}: it hardly tries anything else any more, so that it learns little "
-            "more. If the reward is not good yet: raise clip_high of the loss, or set algorithm.entropy_weight",
+            f"the entropy of the policy fell {moved}: it samples nearly the same tokens each time, so that it learns "
+            "little more. If the reward is not good yet: raise clip_high of the loss, or set algorithm.entropy_weight",
         )
     if trend.last > max(ENTROPY_RISE * trend.first, trend.first + ENTROPY_RISE_BY):
         return Finding(

@@ -38,7 +38,7 @@ class KeptEpisodes:
             return self._rows
 
     def read(self, step: int, name: str) -> KeptEpisode:
-        """The episode `name` that was kept of a step. Raises RefusedError: it is not kept, or was deleted; StoreError:
+        """The kept episode `name` of a step. Raises RefusedError: the episode was not kept, or was deleted; StoreError:
         its file is damaged."""
         found = self._read(step, name, lambda row: row.id == name)
         if not found:
@@ -46,15 +46,15 @@ class KeptEpisodes:
         return found[0]
 
     def group(self, step: int, group_id: str) -> list[KeptEpisode]:
-        """All members of a group that was kept of a step, in their order. Raises as `read` does."""
+        """All members of a kept group of a step, in their order. Raises as `read` does."""
         found = self._read(step, group_id, lambda row: row.group_id == group_id)
         if not found:
             raise self._not_kept(f"group {group_id} of step {step}")
         return sorted(found, key=lambda each: each.row.member)
 
     def several(self, step: int, names: Collection[str]) -> list[KeptEpisode]:
-        """The episodes with these ids that were kept of a step and have not been deleted since. Raises StoreError: a
-        file is damaged."""
+        """The kept episodes of a step with these ids, except those that were deleted. Raises StoreError: a file is
+        damaged."""
         wanted = set(names)
         # One name of each kind, trained and held out, decides which file is read.
         kinds = {is_evaluation(name): name for name in wanted}
@@ -82,6 +82,6 @@ class KeptEpisodes:
 
     def _not_kept(self, what: str) -> RefusedError:
         return RefusedError(
-            f"{what} is not kept: observe.keep_episodes sets the kept groups of a step, observe.keep_evaluated the "
-            "kept episodes of an evaluation, and observe.keep_episodes_mb their total size"
+            f"{what} is not kept: observe.keep_episodes sets how many groups of a step are kept, "
+            "observe.keep_evaluated how many episodes of an evaluation, and observe.keep_episodes_mb their total size"
         )

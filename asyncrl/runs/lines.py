@@ -32,7 +32,7 @@ BLOCK = 1 << 20
 MEASURED = 64
 """The number of lines from which the mean length of a line is estimated."""
 NEARBY = 1 << 16
-"""A bisection ends at this number of bytes: reading them is faster than another step."""
+"""A bisection ends at this number of bytes: reading them is faster than halving them again."""
 MOST_SAMPLED = 2000
 WHOLE_BYTES = 16 << 20
 """A file of at most this size is read whole to be sampled."""
@@ -156,7 +156,7 @@ class LineFile:
         return span.end
 
     def _line_start(self, offset: int) -> int:
-        """The beginning of the line that has the byte before `offset`."""
+        """The offset after the last end of a line before `offset`; 0 if there is none within LONGEST_LINE bytes."""
         limit = max(0, offset - LONGEST_LINE)
         while offset > limit:
             begin = max(0, offset - CHUNK)
@@ -169,7 +169,7 @@ class LineFile:
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[LineFile | None]:
-    """Open the file of lines at `path` until the block ends; `None` if the file does not exist."""
+    """Open the file of lines at `path` until the `with` block ends; `None` if there is no regular file."""
     try:
         # Opening a pipe without a writer must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -232,8 +232,8 @@ def finite(value: Any) -> float | None:
 
 
 def measured(rows: Iterable[Row]) -> Iterator[Row]:
-    """Reduce rows to their numbers, NaN and infinities included. Rows without a whole `step` or a finite `time` are
-    left out: files of a run may have any content."""
+    """Reduce rows to their numbers, NaN and infinities included. Rows without an integer `step` or a finite `time`
+    are left out: files of a run may have any content."""
     for row in rows:
         found = {name: value for name, value in row.items() if _is_number(value)}
         if isinstance(found.get("step"), int) and finite(found.get("time")) is not None:

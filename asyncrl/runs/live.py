@@ -54,8 +54,8 @@ class LiveReplay:
             raise UnavailableError(f"no replay serves {path}: start the run, then try again")
         if shard >= len(self._endpoints):
             raise UnavailableError(
-                f"the address of the replay of {self._store} is not known (a replay writes it at its store): "
-                "name each shard's address with --endpoint tcp://HOST:PORT"
+                f"the address of the replay of {self._store} is not known (a replay writes it into the folder "
+                "of its store): name each shard's address with --endpoint tcp://HOST:PORT"
             )
         endpoint = self._endpoints[shard]
         client = ReplayClient(

@@ -25,7 +25,7 @@ Rows = Sequence[tuple[str, str]]
 
 
 class LiveRows:
-    """Shows rows of names and values until its block ends. `console` is standard error by default. `clock` gives
+    """Shows rows of names and values until its `with` block ends. `console` is standard error by default. `clock` gives
     seconds."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -60,7 +60,7 @@ class RunProgress:
 
 def newest_shares(actors: Sequence[Sequence[Row]]) -> dict[str, float | None]:
     """The shares of the newest episodes and tool calls in the rows of each actor, by the names of
-    `RunProgress.values`. None: there are none."""
+    `RunProgress.values`. A share is None if there are no episodes or no calls."""
     found = recent_shares(actors)
     return {"truncated": found.get("truncated"), "malformed_calls": found.get("malformed calls")}
 

@@ -24,7 +24,7 @@ MOST_KINDS = 100
 MOST_BYTES = 64 << 20
 """The number of bytes at the end of a log that are searched when the log is read for the first time."""
 RECENT_BYTES = 1 << 20
-"""The same for a view of the present, which needs only the newest errors."""
+"""The same number for views of the present, which need only the newest errors."""
 RECENT_S = 600.0
 _LINE = rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ %s [\w.-]+: (.*)"
 _ERROR = re.compile(_LINE % rb"(?:ERROR|CRITICAL)")
@@ -35,8 +35,8 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class RoleError:
-    """An error of a role: its newest text, how often the role logged it, and the time of the last time, in seconds
-    since 1970."""
+    """An error of a role: its newest text, the number of times that the role logged it, and when it did so last, in
+    seconds since 1970."""
 
     role: str
     text: str
@@ -60,8 +60,8 @@ class RoomWait:
 class RoleErrors:
     """The errors in the logs of a run's folder. Each byte is read once, and an unchanged log is not opened.
 
-    The first time, the last `most_bytes` of each log are read. With `from_now`, the errors that are in the logs when
-    this object is made are left out, since they are from an earlier start.
+    When a log is read for the first time, only its last `most_bytes` are read. With `from_now`, the
+    errors that are in the logs when this object is made are left out, since they are from an earlier start.
     """
 
     def __init__(self, run_dir: Path, from_now: bool = False, most_bytes: int = MOST_BYTES) -> None:
@@ -101,8 +101,8 @@ class RoleErrors:
         return [wait for wait in self._waits.values() if wait.since >= begin]
 
     def newest(self, begin: float, now: float) -> list[RoleError]:
-        """The errors since `begin`, the start of the run, that a role logged in the last RECENT_S before `now`, or that
-        it still waits for."""
+        """The errors since `begin`, the start of the run, that a role logged in the last RECENT_S before `now`. An
+        error about a full disk also counts for as long as the role waits for room."""
         waiting = {wait.role for wait in self.waits_since(begin)}
         return [
             error
@@ -115,7 +115,7 @@ class RoleErrors:
         """Read what was added to the logs since the last call, and return the errors of kinds that are new."""
         before = set(self._found)
         for path in sorted(self._logs.glob("*.log")):
-            # A log may go away, or belong to another user. The run goes on without it.
+            # A log that was deleted just now, or that belongs to another user, is left out.
             with suppress(OSError):
                 if not self._has_more(path):
                     continue

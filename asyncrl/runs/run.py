@@ -70,7 +70,8 @@ class Run:
         """The settings that views need; `None` without a configuration, which `asyncrl train` writes. Calling this
         again is cheap: an unchanged file is not parsed again.
 
-        Raises ConfigError: the configuration is damaged, or of another version of asyncrl; OSError.
+        Raises ConfigError: the configuration is damaged, or of another version of asyncrl; OSError: it cannot be
+        read.
         """
         if not self.owns_store or not self.config_file.is_file():
             return None
@@ -126,7 +127,7 @@ class Run:
         return result if isinstance(result, str) else ""
 
     def summary(self) -> Mapping[str, Any]:
-        """The summary that the launcher wrote at the end of its last start; empty if it wrote none."""
+        """The summary that the launcher wrote when the run ended last; empty if it wrote none."""
         return _json(self.folder / SUMMARY_FILE)
 
     def processes(self) -> dict[str, dict[str, Any]]:
@@ -206,7 +207,7 @@ class Run:
 
     @contextmanager
     def stored(self) -> Iterator[StoredRun]:
-        """Open the stores until the block ends. Raises StoreError: there are none, or they cannot be read."""
+        """Open the stores until the `with` block ends. Raises StoreError: there are none, or they cannot be read."""
         with closing(StoredRun(self.store)) as stored:
             yield stored
 

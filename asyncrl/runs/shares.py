@@ -54,10 +54,11 @@ def waited_for(cause: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IdleShares:
-    """The shares of time during a run's newest `steps`.
+    """The shares of time during the newest `steps` steps of a run.
 
     - `learner_idle`: the share in which the learner had nothing to do;
-    - `waited`: the share in which the learner waited for each of CAUSES, as the worst shard counted it;
+    - `waited`: the share in which the learner waited for each of CAUSES, as the shard with the longest wait counted
+      it;
     - `phases`: the share of each phase of a step;
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
     - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; None without such processes;

@@ -18,7 +18,7 @@ from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.status import StatusSample, StoreSummary
 
 ROW_S = 60.0
-"""An older row of metrics does not describe the present, and is left out."""
+"""A row of metrics that is older than this many seconds does not describe the present, and is left out."""
 
 
 @dataclass(frozen=True, slots=True)

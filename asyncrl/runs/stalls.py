@@ -15,7 +15,7 @@ from asyncrl.runs.working import does
 from asyncrl.text import duration
 
 SILENT_S = 5.0
-"""A role counts as silent if it has written no heartbeat for so many seconds. It should write one every second."""
+"""A role is silent if it has written no heartbeat for more than this many seconds. It should write one every second."""
 MOST_IDLE = 0.9
 """An engine that is idle for a larger share of its time, although episodes run, lacks requests. The cause is then the
 tools, users or agents of the episodes."""
@@ -200,7 +200,7 @@ def _behind(role: RoleNow, version: int) -> Wait | None:
     serves = role.row.get("version")
     if serves is None or serves >= version:
         return None
-    has = f"serves version {serves:.0f}" if serves >= 0 else "serves none"
+    has = f"serves version {serves:.0f}" if serves >= 0 else "serves no version yet"
     return Wait(role.name, f"waits for weights of version {version} and {has}")
 
 
@@ -227,7 +227,7 @@ def _scorers(shard: ShardNow, now: Situation) -> list[Wait]:
     if unavailable := _longest(scorers, _unavailable):
         return [unavailable]
     if not shard.scorers:
-        return [Wait("", f"{shard.waiting} trajectories wait for a scorer, and none takes them")]
+        return [Wait("", f"{shard.waiting} trajectories wait for a scorer, and no scorer takes them")]
     held = sum(shard.scorers.values())
     more = f", and {shard.waiting} more wait" if shard.waiting else ""
     return [Wait(_names(shard.scorers), f"{_verb(shard.scorers, 'scores', 'score')} {held} trajectories{more}")]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable
 log = logging.getLogger(__name__)
 
 STILL_S = 30.0
-"""A run makes no progress if its counters have not changed for this time."""
+"""A run makes no progress if its counters have not changed for this many seconds."""
 LOOK_S = 5.0
-"""The time between two looks at such a run."""
+"""The number of seconds between two looks at such a run."""
 
 
 class Standstill:

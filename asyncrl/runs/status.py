@@ -178,11 +178,11 @@ def describe(
     """Give the sample `now` as plain values; rates are per second since `before`. `steps` comes from the configuration.
     Keys that need explanation:
 
-    - `progress`: `RunProgress.values` and `steps`; unless the run is running, actors' values other than shares of their
-      newest episodes and tool calls are left out.
+    - `progress`: `RunProgress.values` and `steps`; if the run is not running, the values of actors are left out, except
+      the shares of their newest episodes and tool calls.
     - `warnings`, `remarks`: sentences about the run's health.
     - `running`: true if at least one shard answers.
-    - `problem`: the reason why a shard does not answer, or how the run ended.
+    - `problem`: the reason why a shard does not answer, or how the run ended; `None` if there is neither.
     - `steps`: the number of recorded plans.
     - `tokens`: the numbers of sampled tokens, by the final state of their trajectories.
     - `rates`: `None` without `before`.
@@ -201,7 +201,7 @@ def describe(
     processes = run.processes() if live else {}
     evidence = read_evidence(run, is_running=bool(live))
     health = judge(evidence)
-    # The shares of an ended run are those of its last episodes, of which a warning may speak.
+    # For an ended run, the shares of its last episodes are shown, because a warning may mention them.
     shares = {} if live else newest_shares(evidence.actors)
     return {
         "progress": {**progress.values(processes), **shares, "steps": steps},

@@ -68,17 +68,19 @@ class RunSummary:
     - `reward`, `outcome` and `entropy` are means over the first and over the last `averaged` steps; `None` without any
       step.
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
-      its entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
-    - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any.
+      the entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
+    - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
     - `failures` counts failed attempts at episodes and at their scoring.
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
-    - `changes` are the keys of the configuration that changed when the run resumed, each with the step from which on.
+    - `changes` are the keys of the configuration that changed when the run resumed, each with the first step that used
+      the new value.
     - `errors` are the errors in the logs of roles, each with its role and its count.
     - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
     - `shares` are the truncated share of the newest episodes, and the malformed share of the newest tool calls.
     - `warnings` say what is wrong with the run, and `remarks` what else is worth knowing.
-    - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
-      the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
+    - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has
+      the shares of the steps' time in which the learner was idle or waited for labels. Of the actors' time it has the
+      share in which their engines were idle.
     - `files` are the existing folders, by their content.
     - `next` has the commands to use next.
     """
@@ -151,7 +153,7 @@ class _Steps:
         self.last.append(row)
 
     def change(self, name: str, averaged: int) -> Change | None:
-        """The means of a value over the first and over the last steps."""
+        """The means of a value over the first and over the last `averaged` steps."""
         first, last = (
             values_of([{name: getattr(row, name)} for row in rows], name) for rows in (self.first, self.last)
         )

@@ -61,7 +61,7 @@ class RunLine:
     - `results`: the first and the last value of each result that the run has, by the names in `RESULTS`. Values of
       training batches are means over some steps, as in the summary of a run;
     - `configuration`: the main choices, by their key; `differs`: the value of each key in which runs of one kind
-      differ, unless most of these runs have the same value;
+      differ, without the values that this run shares with more than half of them;
     - `changed`: the time of the newest row, in seconds since 1970; 0 without rows.
     """
 
@@ -138,7 +138,7 @@ def differences(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, st
         values = [each.get(key) for each in known.values()]
         if all(value == values[0] for value in values):
             continue
-        # Texts are slower to make than to compare, and most runs share a few values.
+        # Making a text takes long, and most runs share a few values: each value becomes a text only once.
         different = {repr(value): value for value in values}
         shown = {word: _shown(key, value) for word, value in different.items()}
         texts = [shown[repr(value)] for value in values]

@@ -29,7 +29,7 @@ STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep 
 RATE_S = 15.0
 """The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
 REPEATED = frozenset({"reward", "empty", "solved", "filter"})
-"""The kinds of findings that are printed each time that they begin to hold."""
+"""The kinds of findings that are printed each time that they begin to hold. Others are printed once."""
 FLOW = ("accepted", "labelled", "trained")
 """The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner are
 progress, too."""
@@ -100,7 +100,7 @@ class TerminalTable:
             if each.kind not in self._told:
                 label, style = ("remark", "bold") if each.is_good else ("warning", "yellow")
                 self._view.tell(f"{label}: {each.text}", style)
-        # A share may cross its bound many times, so such a finding is printed once.
+        # A share may cross its bound many times, so findings about shares are not in REPEATED.
         self._told = {each.kind for each in findings} | (self._told - REPEATED)
 
     def rows(self) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Compares a value at the beginning and at the end of a run with the noise of the difference."""
+"""Compares the change of a value, from the beginning to the end of a run, with the noise of this change."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def does(phase: str, step: int) -> str:
 
 def working(roles: Mapping[str, RoleNow]) -> str:
     """The work of the run: long work of a role with its remaining time, the roles that still start, or the phase of the
-    learner. Empty without roles. The step is left out, since it is shown next to the number of steps that are done."""
+    learner. Empty without roles. The step of that phase is left out, since views show the number of finished steps next
+    to this text."""
     long = [f"{name} is {role.does.work}" for name, role in roles.items() if role.does and role.does.work]
     if long:
         return f"{long[0]} (and {len(long) - 1} more)" if len(long) > 1 else long[0]

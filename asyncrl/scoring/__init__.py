@@ -8,8 +8,8 @@ judges.py runs users' code in processes that can be killed, so a rule that hangs
 reward manager judges as a whole is leased as a whole. All its members get labels, or all have failed (promise 5).
 
 In reading order:
-- worker.py: the loop of a scorer; scorer.py: the labels of leased trajectories
-- shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
+- worker.py: the loop of a scorer; scorer.py: the scores of leased trajectories
+- labels.py: labels from scores; shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
 - verifier.py, judges.py: rules in separate processes; answers.py: the texts that rules read
 - rules/: one file for each rule (rules/registry.py finds a rule by its name); asserts/: unit tests of a program
 - models/: process reward models and outcome models, one file for each family; transcript.py: the texts that they read

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.config.schema import GuardConfig
-from asyncrl.scoring.scorer import ScoredEpisode
+from asyncrl.scoring.labels import ScoredEpisode
 from asyncrl.scoring.shaping import Scores
 from asyncrl.types import Trajectory
 

@@ -28,8 +28,9 @@ from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.backoff import one_line
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
+from asyncrl.scoring.labels import ScoredEpisode
 from asyncrl.scoring.samples import EvaluationSamples
-from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
+from asyncrl.scoring.scorer import KindUnavailableError, Scorer
 from asyncrl.scoring.stats import ScoringStats
 from asyncrl.types import Lease
 

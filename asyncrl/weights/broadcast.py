@@ -1,9 +1,9 @@
 """The learner's end of the distributed route: broadcasts buckets to the engines that are connected when a push begins.
 
-The members of each push are chosen in the weight server's thread (see transfers.py). Engines ask to join, and before
-the first byte they get a call with everything that they need for the broadcast. If an engine fails, the broadcast ends
-after at most `timeout_s`. Engines that had not joined, or that lack a part of the version when a broadcast ends early,
-take the version by zmq.
+The members of each push are chosen in the weight server's thread (see transfers.py). An engine that has asked to join
+gets a `BroadcastCall` before the first byte, with everything that it needs for the broadcast. If an engine fails, the
+broadcast ends after at most `timeout_s`. Engines that had not joined, or that lack a part of the version when a
+broadcast ends early, take the version by zmq.
 
 A bucket on the CPU is part of the version's host copy, so it can be sent while the next bucket is filled. A bucket on a
 GPU must be sent before its buffer is filled again.
@@ -36,8 +36,8 @@ class Broadcaster:
     """Calls engines through `server` and broadcasts to them from `device`. The engines connect to this learner at
     `host`.
 
-    `make_group` makes the group of each call. An engine asks again and again until a push begins. A push waits at most
-    `patience_s` for an engine that is between two such requests.
+    `make_group` makes the process group of a broadcast. An engine asks to join again and again until a push begins. A
+    push waits at most `patience_s` for an engine that is between two such requests.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Broadcaster:
 
     def _call_engines(self, manifest: Manifest, plan: Sequence[Bucket]) -> None:
         if self._hung is not None and not self._hung.done():
-            logger.warning("no broadcast: an earlier one still hangs, engines take the version by zmq")
+            logger.warning("no broadcast, since an earlier one still hangs: engines take the version by zmq")
             return
         backend = BACKENDS[self._device.type]
         members = self._server.call(backend, lambda members: self._call(manifest, plan, members), self._patience_s)
@@ -122,8 +122,8 @@ class Broadcaster:
                 self._fail(str(error))
 
     def _call(self, manifest: Manifest, plan: Sequence[Bucket], members: Sequence[bytes]) -> BroadcastCall:
-        """Make the call to the engines. The server's thread runs this method, while `_call_engines` waits for the
-        call."""
+        """Make the `BroadcastCall` for these engines. The server's thread runs this method, while `_call_engines` waits
+        for the result."""
         if members != self._members or self._group is None:
             self._drop()
             self._members, self._name = members, uuid.uuid4().hex
@@ -133,7 +133,7 @@ class Broadcaster:
     def _fail(self, reason: str) -> None:
         self.failures += 1
         logger.warning(
-            "a broadcast to %d engines failed; engines that lack a part of it use zmq: %s",
+            "a broadcast to %d engines failed; engines that lack a part of the version take it by zmq: %s",
             len(self._members),
             reason,
         )

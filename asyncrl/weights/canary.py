@@ -33,7 +33,7 @@ LENGTH = 32
 QUANTIZED = "quantized"
 INT4 = "int4"
 TOLERANCES = {"float32": 0.005, "bfloat16": 0.08, "float16": 0.08, QUANTIZED: 0.3, INT4: 0.8}
-"""The allowed difference as a share of the spread, by the precision of an engine."""
+"""Maps the precision of an engine to the allowed difference, as a share of the spread."""
 
 UNKNOWN = "bfloat16"
 """The assumed precision of an engine that does not report its precision."""
@@ -46,7 +46,7 @@ STALE_SHARE = 0.1
 
 
 class CanaryError(WeightsError):
-    """An engine took a version and failed to repeat the version's canary. It does not serve the version."""
+    """An engine took a version and failed to repeat the version's canary. The engine does not serve the version."""
 
 
 class Canary(msgspec.Struct, frozen=True):
@@ -172,14 +172,14 @@ class CanaryJudge:
                     check,
                     by,
                     f"the engine's log-probs equal those of version {before.version} bit for bit, and since then the "
-                    f"learner's own have moved by {moved:.4g} on average: it kept its old weights",
+                    f"learner's own have moved by {moved:.4g} on average: the engine kept its old weights",
                 )
         if is_new:
             self._last = (check, given)
 
     def refuse(self, check: CanaryCheck, by: str, reason: str, advice: str = "") -> CanaryError:
         """Return the error for an engine that did not answer. The error has the `reason`, and `advice` for the user."""
-        return self._failed(check, by, f"it did not answer the canary ({reason}){advice}")
+        return self._failed(check, by, f"the engine did not answer the canary ({reason}){advice}")
 
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1

@@ -5,9 +5,9 @@ integers that hold them, and the differences between new and old elements. Eleme
 modulo 2^bits, so every bit pattern (nan payloads, -0.0) is restored exactly.
 
 Gaps and differences are split into byte planes, most of which are nearly constant, and compressed with zstd. A tensor
-that changed in many places travels whole. The manifest of the result has the checksums.
+that changed in many places travels whole. The manifest of the new version has the checksums of the patched tensors.
 
-Deltas make chains: a receiver that is several versions old applies several deltas in order.
+Deltas form chains: a receiver that has missed several versions applies several deltas in order.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def same_layout(old: Manifest, new: Manifest) -> bool:
 
 
 def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
-    """Compute the delta from `old` to `new`. `each` is the `map` that does the work on each tensor.
+    """Compute the delta from `old` to `new`. `each` is called like the builtin `map`, and may work on several tensors
+    at once.
 
-    Raises WeightsError: their tensors differ in names, shapes or types.
+    Raises WeightsError: the tensors of the two versions differ in names, shapes or types.
     """
     if not same_layout(old.manifest, new.manifest):
         raise WeightsError("there is no delta between versions with different tensors")
@@ -100,15 +101,17 @@ def apply(
 ) -> dict[str, torch.Tensor]:
     """Make the tensors of `target`: apply a chain of deltas to `base`, which has the tensors of `held`.
 
-    `each` is the `map` that does the work on each tensor. Large tensors that do not change are shared with `base`,
-    which is not modified.
+    `each` is called like the builtin `map`, and may work on several tensors at once. Large tensors that do not change
+    are shared with `base`, which is not modified.
 
-    Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
-    WireError: a delta is malformed.
+    Raises WeightsError: the chain does not begin at `held` or end at `target`, or the results do not have the checksums
+    of `target`; WireError: a delta is malformed.
     """
     places = [held.digest, *(delta.header.result for delta in chain)]
     if [delta.header.base for delta in chain] != places[:-1] or places[-1] != target.digest:
-        raise WeightsError(f"the delta to version {target.version} begins at another base than version {held.version}")
+        raise WeightsError(
+            f"the deltas do not lead from the weights here (version {held.version}) to version {target.version}"
+        )
     if not same_layout(held, target):
         raise WeightsError(f"version {target.version} has other tensors than version {held.version}")
     patches = _by_tensor(chain, len(target.tensors))
@@ -123,7 +126,9 @@ def apply(
                 _patch(data.numpy(), new, patch, payload)
             tensor, own = as_tensor(data, new.dtype, new.shape), checksum(data.numpy())
         if own != new.checksum:
-            raise WeightsError(f"a delta to version {target.version} gave a wrong result: the checksum of {new.name}")
+            raise WeightsError(
+                f"a delta to version {target.version} gave a wrong result: the checksum of {new.name} differs"
+            )
         return tensor
 
     made = each(make, range(len(target.tensors)))
@@ -131,7 +136,7 @@ def apply(
 
 
 def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Patch, Bytes]]]:
-    """Return the patches of every tensor that changes, in the chain's order."""
+    """Map the index of each tensor that changes to its patches, in the chain's order."""
     found: dict[int, list[tuple[Patch, Bytes]]] = {}
     for delta in chain:
         for patch, data in _parts(delta):

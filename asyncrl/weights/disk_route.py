@@ -60,7 +60,9 @@ class DiskRoute:
         try:
             directories = list(run_directories(self._directory, self._run))
         except OSError as error:
-            raise UnavailableError(f"the learner's weights cannot be read here: {error}") from error
+            raise UnavailableError(f"the learner's weights cannot be read on this machine: {error}") from error
         if not directories:
-            raise UnavailableError(f"as seen from here, no learner of run {self._run} writes to {self._directory}")
+            raise UnavailableError(
+                f"as seen from this machine, no learner of run {self._run} writes to {self._directory}"
+            )
         return {version: path for directory in directories for version, path in versions_in(directory).items()}

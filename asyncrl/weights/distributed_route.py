@@ -1,7 +1,8 @@
 """The engine's end of the distributed route: joins the learner's group and receives broadcast buckets.
 
-An engine asks the weight server to `join`, and gets a call before the first byte of a push. If the engine missed a
-push, it cannot get that version by this route. The received buckets are a second copy of the weights, on `device`.
+An engine asks the weight server to `join`, and gets a `BroadcastCall` before the first byte of a push. If the engine
+missed a push, it cannot get that version by this route. The received buckets are a second copy of the weights, on
+`device`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class DistributedRoute:
         self._store, self._call = None, None
 
     async def newer_than(self, version: int) -> Manifest | None:
-        """Return the manifest of a push that begins, without checksums, or None after about a second."""
+        """Return the manifest of the next push, without checksums. None if no push begins within about a second."""
         reply = await self._requests.ask("join", {"holds": version, **self._membership})
         if reply.kind == "nothing":
             return None

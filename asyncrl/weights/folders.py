@@ -104,8 +104,8 @@ def run_directory(parent: Path, run: RunIdentity) -> Path:
 
 
 def run_directories(parent: Path, run: RunIdentity) -> Iterator[Path]:
-    """Yield the directories under `parent` that may belong to `run`: if its id is unknown, there may be several. Raises
-    OSError."""
+    """Yield the directories under `parent` that may belong to `run`: if the run's id is unknown, there may be several.
+    Raises OSError: `parent` cannot be read."""
     for path in parent.iterdir():
         name, dash, number = path.name.rpartition("-")
         if dash and RunIdentity(unquote(name), unquote(number)).may_be(run):
@@ -129,7 +129,8 @@ def write_folder(
     write_config: Callable[[Path], object],
     canary: Canary | None = None,
 ) -> Path:
-    """Write the folder of `version` under a hidden name, rename it, and return it. Raises OSError."""
+    """Write the folder of `version` under a hidden name, rename it, and return its path. Raises OSError: it cannot be
+    written."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     manifest = take_snapshot(version, whole, 1, canary=canary).manifest
 
@@ -143,8 +144,8 @@ def write_folder(
 
 
 def link_folder(folder: Folder, directory: Path) -> Folder:
-    """Make a second folder of the same version under `directory`. It stays when `folder` is removed. It has hard links
-    to the files, or copies if the file system has no links. Raises OSError.
+    """Make a second folder of the same version under `directory`, which stays when `folder` is removed. It has hard
+    links to the files, or copies if the file system has no links. Raises OSError: it cannot be written.
     """
 
     def link(partial: Path) -> None:
@@ -161,7 +162,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
-    """Fill the folder of `version` under a hidden name, rename it, and return it."""
+    """Fill the folder of `version` under a hidden name, rename it, and return its path."""
     folder = directory / folder_name(version)
     partial = directory / f".{folder.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -185,11 +186,12 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
                 # Renames the folder first, so that no reader takes a half-removed folder for a complete one.
                 shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
             except OSError as error:
-                logger.warning("%s was not removed, and takes its space on the disk: %s", old, error)
+                logger.warning("%s could not be removed, and still takes space on the disk: %s", old, error)
 
 
 class FolderWriter:
-    """Writes the versions of `run` under `parent` in its own thread, and removes versions of an earlier learner.
+    """Writes the versions of `run` under `parent` in a thread of its own. First it removes the versions that an earlier
+    learner of the run left there.
 
     A version is left out if a newer one comes before its writing begins. A version that cannot be written is logged and
     counted.

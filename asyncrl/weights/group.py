@@ -50,7 +50,8 @@ def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
 
 
 def join_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
-    """Connect an engine to the learner's store. Raises UnavailableError."""
+    """Connect an engine to the learner's store. Raises UnavailableError: the store does not answer within
+    `timeout_s`."""
     try:
         return dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as error:
@@ -121,8 +122,8 @@ class WeightGroup:
         `finish`."""
         # The stream is looked up here, since the thread that runs the broadcast has another current stream and device.
         stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
-        # The broadcast runs in a thread of its own: NCCL forms the group in the first one, and never returns if another
-        # rank could not join.
+        # Each broadcast runs in a thread of its own: in the first broadcast NCCL forms the group, and never returns if
+        # another rank could not join.
         broadcast = begin(partial(_broadcast, self._group, tensor, stream), "weights-group", daemon=True)
         try:
             return broadcast.result(self._wait.total_seconds())

@@ -1,7 +1,8 @@
-"""The manifest of a version lists all of its tensors with checksums. Its checks make an update all or nothing.
+"""The manifest of a version lists all of its tensors with checksums. An update is all or nothing, because receivers
+check what arrives against the manifest.
 
-Tensors travel as raw bytes under the name of their dtype, in chunks of at most `chunk_bytes`. The checksum of a tensor
-is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
+Tensors travel as raw bytes, in chunks of at most `chunk_bytes`. The manifest has the name of their dtype. The checksum
+of a tensor is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from asyncrl.weights.canary import Canary
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
-"""The maximum size of a manifest with its deltas. A tensor takes 90 bytes, and a mixture of experts has up to a hundred
-thousand tensors."""
+"""The maximum size of a manifest with the headers of its deltas. A tensor takes about 90 bytes of it, and a mixture of
+experts has up to a hundred thousand tensors."""
 
 WHOLE = 0
 
@@ -135,7 +136,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
         return hashlib.blake2b(msgspec.msgpack.encode(self.tensors), digest_size=16).hexdigest()
 
     def check_covers(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises WeightsError unless names and shapes are exactly as in `expected`."""
+        """Raises WeightsError unless the names and shapes of the tensors are exactly those in `expected`."""
         check_covers(self.version, {spec.name: spec.shape for spec in self.tensors}, expected)
 
 
@@ -203,7 +204,8 @@ class WeightSnapshot:
 
 
 Map = Callable[..., Iterator[Any]]
-"""The built-in `map`, or the `map` of a thread pool: work over tensors releases the GIL."""
+"""The built-in `map`, or the `map` of a thread pool. A pool works on several tensors at once, since work on tensors
+releases the GIL."""
 
 
 def take_snapshot(
@@ -213,8 +215,8 @@ def take_snapshot(
     each: Map = map,
     canary: Canary | None = None,
 ) -> WeightSnapshot:
-    """Take a snapshot of `tensors`. It shares the memory of those that are contiguous. `each` is the `map` that
-    computes the checksums."""
+    """Take a snapshot of `tensors`. It shares the memory of those that are contiguous. `each` is called like the
+    builtin `map`, and may compute several checksums at once."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)

@@ -1,4 +1,5 @@
-"""Prepares published versions for receivers: computes checksums, and the delta from the version before to this one.
+"""Prepares published versions for receivers: computes the checksums of each version, and the delta that leads to it
+from the version before.
 
 Preparation has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, and a
 second one while the two are compared.
@@ -54,7 +55,7 @@ class Preparation:
         self._tensors = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
 
     def begin(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
-        """Begin to prepare `tensors` as `version`. They must be on the CPU, and never change again.
+        """Begin to prepare `tensors` as `version`. The tensors must be on the CPU, and never change again.
 
         Raises WeightsError: the version is not newer than the last, or a tensor cannot travel.
         """

@@ -30,7 +30,7 @@ CANARY_FAILURES = 5
 """The receiver ends after this many failed canaries in a row: if weights that arrived whole fail, only a new process or
 a person can help."""
 AWAY_S = 1.0
-"""The maximum wait in seconds after a round of all routes in which none reached the learner."""
+"""The maximum wait in seconds after all routes were tried and none of them reached the learner."""
 
 logger = logging.getLogger(__name__)
 

@@ -94,8 +94,8 @@ class ServerFacts:
 
     @property
     def spare_gpu(self) -> torch.device | None:
-        """The last of this machine's GPUs that no server uses; None if servers use all. It is the last because the
-        learner has the first GPUs."""
+        """The last of this machine's GPUs that no server uses; None if servers use all of them. The last is taken
+        because the learner has the first GPUs."""
         free = set(range(self.visible)) - {*self.taken, *(self.gpus if self.here else ())}
         return torch.device("cuda", max(free)) if free else None
 
@@ -199,7 +199,7 @@ TO_ENGINES: Sequence[Route[EngineFacts]] = (
     Route("disk", "the servers of this machine load folders", risk=_risk_of_disk),
     Route("distributed", "NCCL copies from GPU to GPU of this machine", risk=_risk_of_broadcasts),
     # The learner always serves this route, so engines that missed a broadcast or a folder get the version too.
-    Route("zmq", "it is the fastest into host memory, and deltas are the fewest bytes to other machines", always=True),
+    Route("zmq", "it is the fastest into host memory, and with deltas it sends the fewest bytes", always=True),
 )
 """The routes from the learner to engines, `weights.to_engines`."""
 

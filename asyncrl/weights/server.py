@@ -87,7 +87,7 @@ class WeightServer:
         self.refused = 0
         self._run = run
         self._refusals = Throttled(logger, "refused a request for weights")
-        self._undelivered = Throttled(logger, "a receiver left before its answer, or takes none", logging.INFO)
+        self._undelivered = Throttled(logger, "a receiver has left, or does not take its answers", logging.INFO)
         self._transfers = Transfers(forget_s, history, broadcasts, spans)
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._closing = threading.Event()
@@ -110,7 +110,8 @@ class WeightServer:
         return {**self._preparation.measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
-        """Begin to offer `tensors` as `version`, with its `canary`. They must be on the CPU, and never change again.
+        """Begin to offer `tensors` as `version`, with its `canary`. The tensors must be on the CPU, and never change
+        again.
 
         Raises WeightsError: the version is not newer than the last, a tensor cannot travel, or the publisher is closed.
         """
@@ -121,8 +122,8 @@ class WeightServer:
     def call(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
         """Call the receivers that asked to join a broadcast over `backend`, and return their identities.
 
-        Waits at most `patience_s` for receivers that asked a moment ago, and are about to ask again. `describe` makes
-        the call from the list of receivers. It runs in this server's thread. Raises WeightsError: the publisher is
+        Waits at most `patience_s` for receivers that asked a moment ago, and are about to ask again. `describe` runs in
+        this server's thread, and makes the call from the list of receivers. Raises WeightsError: the publisher is
         closed.
         """
         deadline = time.monotonic() + patience_s

@@ -98,8 +98,8 @@ class _Transfer:
         manifest = self.snapshot.manifest
         if not start < stop <= self._edges[-1] or stop - start > manifest.chunk_bytes:
             raise WireError(
-                f"version {manifest.version} has {self._edges[-1]} bytes, of which a request may have at most "
-                f"{manifest.chunk_bytes}, but it was for the bytes from {start} to {stop}"
+                f"a request is for the bytes from {start} to {stop} of version {manifest.version}, which has "
+                f"{self._edges[-1]} bytes; a request may be for at most {manifest.chunk_bytes}"
             )
         self.sent += stop - start
         found = [self._parts[part][where] for part, where in places(self._edges, start, stop)]
@@ -166,7 +166,8 @@ class Transfers:
                 self._deltas.append(delta)
 
     def handle(self, receiver: bytes, request: Message, now: float) -> Message | None:
-        """Return the reply to a request, or None if `due` yields it later. Raises WireError."""
+        """Return the reply to a request, or None if `due` yields it later. Raises WireError: the request is malformed,
+        or for chunks that do not exist."""
         match request.kind:
             case "manifest":
                 self._waiting[receiver] = _Waiting(request.sequence, request.read(_FOLLOW), now + POLL_S)

@@ -12,7 +12,7 @@ from aiohttp import web
 from asyncrl.agents import Agent
 from asyncrl.agents.chat_api.agent import AgentPlayer
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.types import Role, Task, Trajectory
 from tests.agents.chat_api.support import CHAT, LIMITS, TOKENIZER
 from tests.episode.fakes import END, ScriptedEngine, assert_trains_what_was_sampled, make_ticket

@@ -17,11 +17,13 @@ from safetensors.torch import load_file
 from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig, RunConfig, TrainConfig
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.files import LossyText
 from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks import open_metrics

@@ -10,7 +10,8 @@ import pytest
 import zmq
 
 from asyncrl.replay.leases import LONGEST_LEASES
-from asyncrl.replay.protocol import Fetch, PutTrajectory, RenewLease, encode_request
+from asyncrl.replay.messages import encode_request
+from asyncrl.replay.protocol import Fetch, PutTrajectory, RenewLease
 from asyncrl.types import RunIdentity
 from asyncrl.wire import encode, trajectory_message
 from tests.chaos.support import ReplayProcess

@@ -94,7 +94,7 @@ def test_rows_are_sorted_by_any_column_both_ways() -> None:
     ("query", "reason"),
     [
         ({"colour": "red"}, "no filter colour"),
-        ({"sort": "tools"}, "not sorted by tools"),
+        ({"sort": "tools"}, "cannot be sorted by tools"),
         ({"reward": "much"}, "reward=much is no range"),
         ({"reward": "nan"}, "reward=nan is no range"),
         ({"rows": "tasks"}, "rows=tasks must be groups or episodes"),

@@ -93,7 +93,7 @@ def test_bytes_that_are_no_request_are_lines_of_bounded_number_and_length(
 
     served([make_run(tmp_path / "one")], send)
     assert 1 <= len(caplog.records) < 50
-    assert all(len(line) < 1000 and line.startswith("what came at the page's port") for line in caplog.messages)
+    assert all(len(line) < 1000 and line.startswith("the page's port received") for line in caplog.messages)
     assert not any(record.exc_info for record in caplog.records)
 
 

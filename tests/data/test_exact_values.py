@@ -24,7 +24,7 @@ from asyncrl.data.sources import of_tasks, parts
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.observe.kept.format import StepFile, encode_step
-from asyncrl.replay import protocol
+from asyncrl.replay import messages
 from asyncrl.types import Purpose, Task, Ticket
 from asyncrl.wire import Message, decode, encode, read_task, task_body
 from tests.helpers import make_task
@@ -83,8 +83,8 @@ def sent(task: Task) -> Task:
 def ticketed(task: Task) -> Task:
     """The task of a ticket that came from a replay."""
     ticket = Ticket("t", task, "g", 0, Purpose.TRAIN, 1.0, 0)
-    frames = [bytes(each) for each in protocol.encode_reply(protocol.OK, 1, protocol.Reply([ticket]))]
-    return protocol.decode_reply(frames).read(protocol.TICKETS)[0].task
+    frames = [bytes(each) for each in messages.encode_reply(messages.OK, 1, messages.Reply([ticket]))]
+    return messages.decode_reply(frames).read(messages.TICKETS)[0].task
 
 
 def kept(task: Task) -> Task:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asyncrl.config.schema import EngineConfig
-from asyncrl.engine import embedded
+from asyncrl.engine import passes
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.errors import WeightsError
 from asyncrl.types import Sampling
@@ -163,7 +163,7 @@ async def test_a_canary_that_cannot_be_computed_fails_the_version_and_not_the_en
     newer = tiny_model(1)
     async with serving() as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(embedded, "Layout", lambda *_: 1 / 0)
+            patch.setattr(passes, "Layout", lambda *_: 1 / 0)
             with pytest.raises(CanaryError, match=r"did not answer the canary .*division by zero"):
                 await engine.update_weights(1, parameters(newer), canary_check(newer, 1))
         assert_exact({0: tiny_model()}, START, await sample(engine, 9), 1.0)

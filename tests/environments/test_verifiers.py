@@ -22,7 +22,7 @@ from asyncrl.data.command import convert
 from asyncrl.data.converters.verifiers import PROGRAM
 from asyncrl.data.reading import TaskFile
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.errors import DataError
 from asyncrl.types import Role, Task, Trajectory
 from tests.environments.toys import TOY, TOYS

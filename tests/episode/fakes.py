@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import EngineStats, Generation, PlacedImage
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.tools import Tool
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Generation
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.episode.recorder import EpisodeLimits, LimitError
+from asyncrl.episode.limits import EpisodeLimits, LimitError
 from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import InvariantError, RefusedError, ToolError
 from asyncrl.tools import Tool

@@ -20,7 +20,8 @@ from asyncrl.engine.base import PlacedImage, collapsed
 from asyncrl.engine.sglang.requests import generate_body
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.images import EpisodeImages, ImageDesk
-from asyncrl.episode.recorder import CompletionRequest, LimitError, Recorder
+from asyncrl.episode.limits import LimitError
+from asyncrl.episode.recorder import CompletionRequest, Recorder
 from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import digest_of

@@ -14,7 +14,8 @@ from asyncrl.chat.chat import Chat
 from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.chat.template import QUESTION, answer
 from asyncrl.engine.base import Generation
-from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
+from asyncrl.episode.limits import EpisodeLimits, LimitError
+from asyncrl.episode.recorder import CompletionRequest, Recorder, Reservation
 from asyncrl.errors import BusyError, EngineError, InvariantError
 from asyncrl.types import Finish, Role, Trajectory
 from tests.episode.fakes import CHATML, END, ids, make_ticket, make_tokenizer

@@ -201,7 +201,7 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
     config.run, config.cluster.gpus = RunConfig("run", str(tmp_path)), 0
     command, signalled = threading.Thread(target=stop_command.main, args=[[str(run_dir)]]), threading.Event()
 
-    def checks(*_: object, stop: threading.Event) -> None:
+    def checks(*_: object, stop: threading.Event, read: object) -> None:
         with pytest.raises(ConfigError, match=r"is starting and has no config\.yaml yet"):
             require_run(str(run_dir))
         command.start()

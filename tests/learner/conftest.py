@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from asyncrl.commands.demo.tokenizer import build_tokenizer
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from tests.learner.support import VOCABULARY, write_model
 from tests.mixtures import save_mixture
 from tests.vision import save_vision_model

@@ -33,7 +33,8 @@ from asyncrl.learner.model.critic import load_critic
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy, load_policy, load_reference
 from asyncrl.learner.model.tensor_slices import Slices, gather_slice, sliced_product
-from asyncrl.learner.ranks.ranks import Ranks, context_group, joined, shard_of
+from asyncrl.learner.ranks.joining import context_group, joined
+from asyncrl.learner.ranks.ranks import Ranks, shard_of
 from asyncrl.learner.trainer import Trainer
 from asyncrl.runs.kept import KeptEpisodes
 from tests.helpers import GENEROUS_S

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from tests.learner.support import Run, make_config
 
 MEASURED = ("loss", "grad_norm", "experts/imbalance", "experts/balance_loss", "routing/replayed", "routing/changed")

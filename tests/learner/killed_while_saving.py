@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from asyncrl.config.schema import LearnerConfig
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.ranks.ranks import Ranks
 

@@ -14,7 +14,7 @@ from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import StoppedError
 from asyncrl.learner.publishing import Publishing
-from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.stopping import Stopping
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process

@@ -34,7 +34,8 @@ from asyncrl.data.from_config import run_demonstrations
 from asyncrl.data.rendered import RenderedDemonstrations, write_rendered
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.batches import BatchSource
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.from_config import train
 from asyncrl.learner.model.optimizer import Trainable

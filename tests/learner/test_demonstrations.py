@@ -17,7 +17,7 @@ from asyncrl.config.schema import LearnerConfig, SftConfig, TrainConfig
 from asyncrl.data.rendered import RenderedDemonstrations
 from asyncrl.errors import CheckpointError, ConfigError, DataError
 from asyncrl.learner.batch.minibatch import ImitationBatch, Minibatch
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.demonstrations import DemonstrationFeed, DemonstrationOrder, sft_weight
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_other_demonstrations_is_refused() -> None:
     feed.resume(progress)
     progress.demonstrations = 3
     make_feed(5).resume(progress)
-    with pytest.raises(CheckpointError, match="trained 3 demonstrations of files that have changed"):
+    with pytest.raises(CheckpointError, match="trained 3 demonstrations, whose files have "):
         make_feed(6).resume(progress)
 
 

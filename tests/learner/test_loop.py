@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import InvariantError, StoppedError, WeightsError
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.from_config import run_settings
 from asyncrl.learner.model.canary import canary_of
 from asyncrl.learner.model.policy import load_policy
@@ -26,14 +26,7 @@ from asyncrl.runs.lines import read_lines
 from asyncrl.types import BatchPlan, Role, Trajectory
 from asyncrl.weights.canary import canary_tokens
 from tests.engine.support import plain_logprobs
-from tests.learner.support import (
-    VOCABULARY,
-    PlannedReplay,
-    Run,
-    assert_weights_equal,
-    make_config,
-    with_critic,
-)
+from tests.learner.support import VOCABULARY, PlannedReplay, Run, assert_weights_equal, make_config, with_critic
 
 pytestmark = pytest.mark.slow
 

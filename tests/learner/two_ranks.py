@@ -32,13 +32,15 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import LearnerConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.batch.packing import PackedSequences
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.gathering import gather, plan_gather
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.loading import open_model
 from asyncrl.learner.model.optimizer import Exchange, Trainable
 from asyncrl.learner.model.policy import Policy
 from asyncrl.learner.model.sharding import shard
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.observe.spans import open_spans

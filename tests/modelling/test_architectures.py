@@ -21,7 +21,8 @@ from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.types import Sampling
 from tests.engine.support import assert_exact, plain_logprobs, prompt
 

@@ -27,7 +27,7 @@ from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.modelling.opening import beside, open_config, server_overrides
 from asyncrl.modelling.overrides import override
 from tests.families import family_model

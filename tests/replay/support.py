@@ -19,7 +19,8 @@ from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient, read_leases
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.protocol import Call, ReplayRequest, Reply
+from asyncrl.replay.messages import Call, Reply
+from asyncrl.replay.protocol import ReplayRequest
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService

@@ -21,7 +21,7 @@ from asyncrl.errors import RefusedError, WireError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.link import CREDITS
-from asyncrl.replay.protocol import decode_reply, decode_request
+from asyncrl.replay.messages import decode_reply, decode_request
 from asyncrl.types import Role, Ticket, ToolCall, Trajectory, Turn
 from tests.helpers import GENEROUS_S, TOO_LARGE, make_trajectory
 from tests.replay.support import ReplayThread, make_settings

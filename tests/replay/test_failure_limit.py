@@ -99,7 +99,7 @@ def test_a_tool_that_nearly_always_fails_ends_a_run_though_a_few_episodes_never_
     assert run.limit.verdict() == ""
     run.now += WINDOW_S
     assert run.limit.verdict().startswith(
-        "98% of the last 200 episodes failed, and they have never been fewer than 50%; the newest failure is t199: "
+        "98% of the last 200 episodes failed, and the share has never been below 50%; the newest failure is t199: "
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from asyncrl.errors import RefusedError
 from asyncrl.replay import images as replay_images
 from asyncrl.replay import link as replay_link
-from asyncrl.replay.protocol import encode_request
+from asyncrl.replay.messages import encode_request
 from asyncrl.replay.records import forget
 from asyncrl.types import Ticket
 from tests.helpers import GENEROUS_S, make_trajectory

@@ -67,7 +67,7 @@ def test_what_a_dead_start_of_a_scorer_has_sent_takes_no_lease_from_its_next_sta
     assert [each.id for each in core.lease(life="2")] == [name]
     core.scoring_failed(name, life="1")
     core.label(name, life="1")
-    with pytest.raises(RefusedError, match="a later start of the worker s has replaced it"):
+    with pytest.raises(RefusedError, match="a newer process of the worker s has replaced this one"):
         core.lease(life="1")
     assert core.lease(worker="other") == [], "the next start still holds it"
     assert (core.status()["late_labels"], core.status()["scoring_failures"]) == (1, 0)
@@ -79,7 +79,7 @@ def test_what_a_dead_start_of_a_scorer_has_sent_takes_no_lease_from_its_next_sta
 def test_a_request_for_tickets_of_a_dead_start_takes_none_from_its_next_start(core: Core) -> None:
     held = [each.id for each in core.tickets(2, life="1")]
     assert [each.id for each in core.tickets(2, life="2")] == held
-    with pytest.raises(RefusedError, match="a later start of the worker a has replaced it"):
+    with pytest.raises(RefusedError, match="a newer process of the worker a has replaced this one"):
         core.tickets(2, life="1")
     assert core.holding() == held
 

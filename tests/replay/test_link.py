@@ -16,19 +16,8 @@ from hypothesis import strategies as st
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError, WireError
 from asyncrl.replay import link as replay_link
 from asyncrl.replay.link import BUSY_S, CREDITS, RETRY_S, ReplayLink, Request
-from asyncrl.replay.protocol import (
-    BUSY,
-    OK,
-    REFUSED,
-    TEXT,
-    Answer,
-    Configure,
-    FailEpisode,
-    Reply,
-    decode_request,
-    encode_reason,
-    encode_reply,
-)
+from asyncrl.replay.messages import BUSY, OK, REFUSED, TEXT, Answer, Reply, decode_request, encode_reason, encode_reply
+from asyncrl.replay.protocol import Configure, FailEpisode
 from asyncrl.wire import Buffer
 
 FULL = "the store cannot commit: No space left on device"

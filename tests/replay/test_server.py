@@ -17,7 +17,8 @@ from asyncrl.replay import link as replay_link
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.protocol import REFUSED, GetTickets, PutTrajectory, decode_reply, encode_request
+from asyncrl.replay.messages import REFUSED, decode_reply, encode_request
+from asyncrl.replay.protocol import GetTickets, PutTrajectory
 from asyncrl.replay.records import DeadLetter
 from asyncrl.types import Labels
 from asyncrl.wire import PROTOCOL

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncrl.replay.clock_probe import PROBE_S, ClockProbe
-from asyncrl.replay.protocol import OK, GetClock, Reply, decode_reply, decode_request, encode_reply
+from asyncrl.replay.messages import OK, Reply, decode_reply, decode_request, encode_reply
+from asyncrl.replay.protocol import GetClock
 from tests.helpers import FakeSpans
 from tests.replay.support import Core, make_settings
 

@@ -17,7 +17,7 @@ from asyncrl.machine.activity import Activity
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.ending import LATEST_S
 from asyncrl.replay.failure_limit import FEWEST, SINGLE_GROUP_S
-from asyncrl.replay.protocol import (
+from asyncrl.replay.messages import (
     BUSY,
     ENDED,
     NOTHING,
@@ -29,6 +29,11 @@ from asyncrl.replay.protocol import (
     VALUES,
     Answer,
     Call,
+    Reply,
+    decode_reply,
+    encode_request,
+)
+from asyncrl.replay.protocol import (
     Discard,
     FailEpisode,
     Fetch,
@@ -40,9 +45,6 @@ from asyncrl.replay.protocol import (
     LeaseTrajectories,
     Published,
     PutTrajectory,
-    Reply,
-    decode_reply,
-    encode_request,
 )
 from asyncrl.replay.server import BATCH, COMPANY_S, PATIENCE_S, TICK_S, ReplayServer
 from asyncrl.replay.service import PUT_OFF_S, ReplayService

@@ -84,8 +84,8 @@ def starved(cause: str, **changes: Any) -> IdleShares:
         (
             shares(learner_idle=0.01, actors_idle=0.6),
             [
-                f"{SERVED}, while engines were idle for 60%: use cluster.actors=1, or give the learner more; a larger "
-                "learner.batch_size than 128 also uses them"
+                f"{SERVED}, while engines were idle for 60%: use cluster.actors=1, or give the learner more; a "
+                "learner.batch_size above 128 also keeps them busy"
             ],
         ),
         (

@@ -106,7 +106,7 @@ def test_a_policy_that_solves_everything_is_a_result_and_no_warning(rows: list[d
     assert health.warnings == []
     (remark,) = health.remarks
     assert "the policy solves the tasks of steps" in remark
-    assert "This is a result" in remark
+    assert "This is a success" in remark
 
 
 def test_a_reward_that_stands_still_near_its_best_is_not_said_to_be_too_hard() -> None:

@@ -186,7 +186,7 @@ CASES = [
     (
         situation(shards=[ShardNow("replay-0", 4, ready=3, scoring=2), ShardNow("replay-1", 4, ready=1, scoring=3)]),
         f"{WAITS}3 of 4 groups of replay-1 wait for labels (1 more shard lacks groups): 0 trajectories wait for a "
-        "scorer, and none takes them",
+        "scorer, and no scorer takes them",
     ),
     # Roles that were started by hand: only their requests tell of them.
     (

@@ -17,7 +17,8 @@ from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
 from asyncrl.scoring.answers import texts_of_steps
-from asyncrl.scoring.scorer import ScoredEpisode, Scorer
+from asyncrl.scoring.labels import ScoredEpisode
+from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.step_rewards import StepFunction, StepInput, StepRewards
 from asyncrl.types import Labels, Task, Trajectory
 from tests.helpers import GENEROUS_S
@@ -55,6 +56,8 @@ def of_number(answer: str) -> Any:
         "mapping": {"a": 1.0, "b": 2.0, "c": 3.0},
         "nan": [1.0, float("nan"), 1.0],
         "large": [1.0, 1.0, 1e39],
+        "huge": [1.0, 10**5000, 1.0],
+        "set": {1.0, 2.0, 3.0},
         "gap": [1.0, None, 1.0],
         "pairs": np.ones((3, 2)),
     }[answer.split()[-1]]
@@ -100,6 +103,8 @@ def test_a_function_gets_what_it_names_and_gives_a_number_for_each_step() -> Non
         ("mapping", r"returned \{.*\}; it must return a list"),
         ("nan", "returned nan for step 2 of 3; it must be a finite float32"),
         ("large", r"returned 1e\+39 for step 3 of 3"),
+        ("huge", r"returned a value of type int that cannot be shown .* for step 2 of 3"),
+        ("set", r"returned \{.*\}; it must return a list"),
         ("gap", "returned None for step 2 of 3"),
         ("pairs", r"returned array\(\[1., 1.\]\) for step 1 of 3"),
     ],

@@ -19,7 +19,7 @@ from asyncrl.agents.chat_api.agent import AgentPlayer
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Generation
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.types import Sampling, Task
 from tests.episode.fakes import CHATML, END, ScriptedEngine, ids, make_ticket, make_tokenizer
 

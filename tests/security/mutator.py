@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from asyncrl.replay import protocol
-from asyncrl.replay.protocol import decode_request, encode_request
+from asyncrl.replay.messages import decode_request, encode_request
 from asyncrl.types import NOTHING_NEEDED, Role, RunIdentity, ToolCall, Turn
 from asyncrl.wire import PROTOCOL, Message, encode, join, labels_message, trajectory_message
 from tests.helpers import OWN_RUN, make_labels, make_trajectory

@@ -16,7 +16,7 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import ClientKeys, add_client
 from asyncrl.replay.counters import COUNTERS
-from asyncrl.replay.protocol import decode_reply
+from asyncrl.replay.messages import decode_reply
 from asyncrl.weights.requests import Requests
 from asyncrl.weights.zmq_route import ZmqRoute
 from asyncrl.wire import PROTOCOL

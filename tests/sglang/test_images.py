@@ -19,7 +19,8 @@ from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.learner.batch.local_batch import build_local_batch
 from asyncrl.learner.checkpoint.gathering import gather_all
 from asyncrl.learner.model.policy import Policy, load_policy
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.images import ImageReader, digest_of
 from asyncrl.types import Grammar, Sampling
 from tests.engine.real import fleet_over, run

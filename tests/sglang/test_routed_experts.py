@@ -17,7 +17,7 @@ from asyncrl.engine.router_watch import RouterWatch
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.episode.branches import Branch
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Role, Sampling
 from benchmarks.router_replay import LAUNCHER, Turn, mismatch, save_model

@@ -13,7 +13,8 @@ from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.engine.base import Generation
 from asyncrl.episode.demonstrations import demonstration_tokens
-from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
+from asyncrl.episode.limits import EpisodeLimits
+from asyncrl.episode.recorder import CompletionRequest, Recorder
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.types import NO_VERSION, Finish, Role, ToolCall
 from tests.agents.chat_api.support import episode as agents_episode

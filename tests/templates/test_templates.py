@@ -17,7 +17,8 @@ from asyncrl.chat.formats.base import Format
 from asyncrl.chat.formats.registry import FORMATS
 from asyncrl.chat.messages import read_messages, read_tools
 from asyncrl.engine.base import Generation
-from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
+from asyncrl.episode.limits import EpisodeLimits
+from asyncrl.episode.recorder import CompletionRequest, Recorder
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
 from tests.episode.fakes import make_ticket

@@ -34,7 +34,8 @@ from asyncrl.chat.messages import MAX_LEVELS
 from asyncrl.chat.parsing import ParsedTurn
 from asyncrl.episode.episode import Episode
 from asyncrl.episode.images import TooManyImagesError
-from asyncrl.episode.recorder import CompletionRequest, LimitError
+from asyncrl.episode.limits import LimitError
+from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import ConnectionBounds, HttpServer, shows_key
 from asyncrl.network.throttle import ErrorLogger

@@ -1,7 +1,7 @@
 """The base of all formats of tool calls.
 
-A format finds calls in the text of an assistant turn, and writes them. `asyncrl.chat.parsing` checks their names and
-arguments.
+A format finds the calls in the text of an assistant turn, and writes calls as text. `asyncrl.chat.parsing` checks the
+names and arguments of the calls that it finds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from asyncrl.chat.formats.schemas import ANY, admits, kinds_of, lists, parameters_of
 
 Functions = Mapping[str, Mapping[str, Any]]
-"""The OpenAI function objects of the tools on offer, by name."""
+"""Maps the name of each tool on offer to its OpenAI function object."""
 
 _SPACE = re.compile(r"\s*")
 _MAX_DEPTH = 32
@@ -44,9 +44,9 @@ class CallError(ValueError):
 class Format(ABC):
     """The format in which a family of models writes tool calls.
 
-    - `mark` finds the next position at which calls begin. It also finds the next mark of a thought, by its group
-      `thought`. If the group `opened` matches too, the thought begins there, else it ends there. `mark` never matches
-      an empty text.
+    - `mark` is a pattern. It matches where calls begin, and also where a thought begins or ends: there its group
+      `thought` matches, and at the beginning of a thought its group `opened` as well. The pattern never matches an
+      empty text.
     - `stop_tokens` end a turn, in addition to the end tokens in the template.
     - With `reasoning_apart` the chat template expects reasoning in a separate field, not in the content.
     - With `text_after_calls` the policy's text after its calls is content, too.
@@ -70,7 +70,7 @@ class Format(ABC):
         """Write the calls of one turn as the family's chat template does."""
 
     def split(self, text: str) -> tuple[str, str]:
-        """Split a turn into reasoning, if the format has `reasoning_apart`, and content."""
+        """Split a turn into reasoning and content. Without `reasoning_apart` the reasoning is empty."""
         return "", text
 
     def join(self, reasoning: str, content: str) -> str:
@@ -120,7 +120,8 @@ def read_until(text: str, start: int, closing: str, what: str, barred: Sequence[
 
 
 def expect(text: str, start: int, token: str, what: str) -> int:
-    """The position after `token`, which must follow `start` and blanks. Raises CallError: it is missing."""
+    """The position after `token`, which must be at `start`, or after blanks there. Raises CallError: `token` is
+    missing."""
     begin = skip_space(text, start)
     if not text.startswith(token, begin):
         raise CallError(f"{token} must follow {what}")
@@ -150,8 +151,8 @@ def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
     - If it takes strings, the value is `text` itself. But if the schema lists values, and only the JSON value of `text`
       is among them, the JSON value is taken.
     - If it takes strings and null, `null` and `None` are null. Other spellings are texts.
-    - Otherwise `text` is read as JSON, or as Python's True, False and None. If it is none of them, the value is the
-      text, which the later check of the arguments refuses.
+    - Otherwise `text` is read as JSON, or as Python's True, False or None. If that fails, the value is the text, which
+      the later check of the arguments refuses.
 
     Raises CallError: the value cannot be sent.
     """

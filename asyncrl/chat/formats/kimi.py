@@ -27,7 +27,7 @@ _ID = re.compile(r"functions\.([^\s:<>]+):\d+")
 
 
 class Kimi(Format):
-    """The format of models whose templates expect reasoning in a separate field."""
+    """The format of Kimi K2, whose template expects reasoning in a separate field."""
 
     name = "kimi"
     mark = closed(rf"(?:{re.escape(_ALL)}\s*)?{re.escape(_BEGIN)}")

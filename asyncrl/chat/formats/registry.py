@@ -1,4 +1,4 @@
-"""The formats of tool calls, by the names that `actor.tool_call_format` takes."""
+"""Maps the names that `actor.tool_call_format` takes to the formats of tool calls."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
 def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
     """The types that a value may have by the schema; ANY if the schema names no type.
 
-    A keyword that applies only to strings, such as `pattern`, means the type string.
+    If the schema has no type but a keyword that applies only to strings, such as `pattern`, the type is string.
     """
     return _fold(schema, function.get("parameters"), _kinds_here, {}) or ANY
 
 
 def admits(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
-    """True if a schema of the parameters of `function` takes the value."""
+    """True if `schema`, which is for a parameter of `function`, takes the value."""
 
     def here(part: Mapping[str, Any]) -> bool:
         if value is None and part.get("nullable") is True:
@@ -66,7 +66,7 @@ def admits(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
 
 
 def lists(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
-    """True if a schema lists the value, by `enum` or `const`."""
+    """True if `schema` lists the value in an `enum` or a `const`."""
     return any(_same(each, value) for each in _listed(schema, function.get("parameters"), set()))
 
 

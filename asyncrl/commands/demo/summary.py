@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from asyncrl.config.commands import runnable
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.errors import AsyncrlError
+from asyncrl.machine.files import write_whole
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.runs.decoding import Decode, decoder
@@ -16,6 +18,8 @@ from asyncrl.text import shortened
 from asyncrl.types import Role, ToolCall, Turn, process_score
 
 LONGEST_TEXT = 100
+SHOWN_FILE = "demo.txt"
+"""The file in the run's folder with the text that the demo showed after the training."""
 ROUNDING = 1e-4
 """The parts of a reward add up to it within this difference, since rewards are stored as float32."""
 
@@ -25,6 +29,23 @@ def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
     with Run(run_dir).stored() as stored:
         found = stored.audit(max_times_sampled)
     return {name: found[name] for name in ("lost", "trained_twice")}
+
+
+def written_once(run_dir: Path, process_weight: float) -> str:
+    """The line of the report, and one task before and after the training. Both are made again only if the run has
+    trained since."""
+    text = run_dir / SHOWN_FILE
+    if not _is_newer(text, run_dir / SUMMARY_FILE):
+        # Imported here, since a finished run only repeats its text. To make it, transformers must be loaded.
+        from asyncrl.runs.report.page import write_report
+
+        report = f"  {'report':<19}{write_report(str(run_dir))}\n"
+        write_whole(text, f"{report}{before_and_after(Run(run_dir), process_weight)}")
+    return text.read_text()
+
+
+def _is_newer(file: Path, than: Path) -> bool:
+    return file.exists() and than.exists() and file.stat().st_mtime_ns > than.stat().st_mtime_ns
 
 
 def before_and_after(run: Run, process_weight: float) -> str:

@@ -21,6 +21,7 @@ from asyncrl.config.changes import values_of
 from asyncrl.config.commands import runnable
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
+from asyncrl.config.refusals import ELSEWHERE
 from asyncrl.config.schema import (
     ClusterConfig,
     CriticConfig,
@@ -31,6 +32,7 @@ from asyncrl.config.schema import (
     SftConfig,
     TrainConfig,
 )
+from asyncrl.data.demonstrations import check_columns
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.claim import changes_of, claim, is_finished
 from asyncrl.launch.local import LEARNER
@@ -59,13 +61,17 @@ def run(config: TrainConfig) -> None:
 
     Raises StoppedError: a signal or `asyncrl stop` came. Raises RunFailedError: the process failed too often.
     """
-    from asyncrl.episode.from_config import prepare_demonstrations
-
     stop, learner, run_dir = process.stop_on_signals(), config.learner, locations.run_dir(config.run)
     _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
         changes_of(values_of(config), run_dir)  # Refuse a wrong resume before rendering.
+        for sources in (config.data.train, config.data.eval or ()):
+            if not any(source.startswith(ELSEWHERE) for source in sources):
+                check_columns(sources)
+        # Imported here, since this loads torch, and wrong columns should be refused at once.
+        from asyncrl.episode.from_config import prepare_demonstrations
+
         log.info("checking the models and the demonstrations before anything starts")
         _check_models(config.model, config.critic, config.implicit, config.scoring, learner.optimizer)
         shown = prepare_demonstrations(config, config.data.train, asked)

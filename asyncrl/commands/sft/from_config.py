@@ -25,7 +25,8 @@ from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.model.sharding import compiles
 from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.determinism import be_deterministic
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.ranks.stopping import Stopping
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process

@@ -13,7 +13,8 @@ import torch
 
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.learner.batch.minibatch import ImitationBatch
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.ranks.ranks import Ranks

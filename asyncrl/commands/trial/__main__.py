@@ -15,8 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import ServerEngine, read_answers
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
@@ -36,19 +33,13 @@ from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
-from asyncrl.config.schema import ActorConfig, EngineConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
-from asyncrl.engine.base import Engine
-from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.fleet.server import InferenceServer
-from asyncrl.engine.from_config import open_server
-from asyncrl.engine.scripted import VERSION, ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
-from asyncrl.observe.shown_text import shown_text
 from asyncrl.sandbox.sandboxes import open_sandbox
 from asyncrl.scoring.answers import rule_input, texts_of_steps
 from asyncrl.scoring.rules.base import RuleInput
@@ -56,7 +47,7 @@ from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.scoring.step_rewards import StepFunction, StepInput
 from asyncrl.text import reason_of
 from asyncrl.tools.offered import Offer
-from asyncrl.types import Purpose, Task, Ticket, Trajectory
+from asyncrl.types import Task
 
 NO_MODEL = "none"
 """The value of `model.path` for a script without a model."""
@@ -128,7 +119,15 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
             config.scoring, lambda: tokenizer, sandbox
         )  # This comes before the episode, so that a wrong rule is refused early.
         step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
-        trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
+        ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
+        chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)
+        # Imported here, since this loads torch, and wrong data or rules should be refused at once.
+        from asyncrl.commands.trial.engines import read_answers
+        from asyncrl.commands.trial.from_config import play
+        from asyncrl.engine.scripted import ScriptedEngine
+
+        script = None if request.answers is None else ScriptedEngine(chat, tokenizer, read_answers(request.answers))
+        trajectory = asyncio.run(play(config, task, chat, script, transcript))
         if trajectory is None:
             return False
         given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
@@ -163,52 +162,6 @@ def _tokenizer(model: ModelConfig) -> Any:
     from asyncrl.commands.demo.tokenizer import build_tokenizer
 
     return build_tokenizer()
-
-
-def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
-    Raises ConfigError: this kind of engine, or this number of servers, cannot play a single episode.
-    """
-    if engine.kind == "embedded":
-        return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
-    if engine.kind != "sglang":
-        # Joining a vLLM server, as an actor must, would end the requests of others.
-        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
-    if len(engine.urls) != 1:
-        raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")
-    return ServerEngine(opened(engine.urls[0]))
-
-
-async def _play(
-    config: TrainConfig, request: TrialRequest, task: Task, tokenizer: Any, transcript: Transcript
-) -> Trajectory | None:
-    """The trajectory; None if the episode failed. Raises ConfigError or DataError: the engine, the environment or the
-    script cannot be used."""
-    actor = config.actor
-    ends = () if config.model.path == NO_MODEL else end_tokens(config.model, actor.end_tokens, tokenizer)
-    chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
-    async with AsyncExitStack() as stack:
-        if request.answers is None:
-            sized = replace(config.engine, max_length=config.engine.max_length or actor.max_tokens)
-            engine = _engine(sized, config.model, config.run.seed, partial(open_server, config))
-        else:
-            engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
-        stack.push_async_callback(engine.close)
-        runner = await open_runner(config, engine, stack, chat=chat, watch=transcript.messages)
-        ticket = Ticket("try", task, "try", 0, Purpose.TRAIN, actor.temperature, engine.version)
-        try:
-            async with asyncio.timeout(actor.episode_timeout_s):
-                trajectory = await runner.run(ticket, lambda: None)
-        except Exception as error:  # noqa: BLE001 - as in a run, a failed episode does not end the process
-            transcript.failure(f"the episode failed: {reason_of(error)}")
-            return None
-    if actor.played_by:
-        texts = (
-            (turn.role.value, shown_text(trajectory, turn.start, turn.end, chat.text)) for turn in trajectory.turns
-        )
-        transcript.messages([{"role": role, "content": text} for role, text in texts])
-    transcript.outcome(trajectory)
-    return trajectory
 
 
 def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:

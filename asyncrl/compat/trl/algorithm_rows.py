@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from asyncrl.compat.rows import Row, Setting, made, none, same, used
+from asyncrl.compat.rows import Row, Setting, made, none, part, same, used
 from asyncrl.compat.trl.reward_rows import functions, rule_name
 from asyncrl.compat.trl.source import TrlConfig
 from asyncrl.compat.trl.values import Unread
@@ -21,11 +20,6 @@ MEANS_OF_SEQUENCES = ("grpo", "sapo", "luspo")
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 BY_TOKEN = ("cispo", "sapo")
 """Losses that have a ratio for each token, and none for a sequence."""
-
-
-def part(name: str, **params: Any) -> dict[str, Any]:
-    """The setting of a part of the algorithm."""
-    return {"name": name, "params": params} if params else {"name": name}
 
 
 def _advantage(source: TrlConfig) -> Iterator[Setting | str]:

@@ -3,6 +3,7 @@
 asyncrl's trajectories can be converted to verl's layout and back. docs/verl.md lists the differences.
 """
 
+from asyncrl.compat.verl.from_batch import to_labels, to_trajectories
 from asyncrl.compat.verl.interactions import BaseInteraction
 from asyncrl.compat.verl.loading import VerlInteraction, VerlManager, load_reward_manager
 from asyncrl.compat.verl.names import provide_verl
@@ -10,7 +11,7 @@ from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.parquet import read_parquet, write_parquet
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
-from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
+from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
@@ -18,8 +19,9 @@ from asyncrl.compat.verl.reward_managers import (
     PrimeRewardManager,
 )
 from asyncrl.compat.verl.rewarding import AbstractRewardManager, RewardManager, default_compute_score
+from asyncrl.compat.verl.rows import DataProtoItem
 from asyncrl.compat.verl.tensors import TensorBatch
-from asyncrl.compat.verl.trajectories import from_trajectories, to_labels, to_trajectories
+from asyncrl.compat.verl.to_batch import from_trajectories
 
 __all__ = [
     "AbstractRewardManager",

@@ -12,6 +12,8 @@ from asyncrl.compat.verl.tensors import HasTensors, TensorBatch
 from asyncrl.errors import DataProtoError
 
 Array = np.ndarray[Any, Any]
+UNSAMPLED = 0.0
+"""The log-prob and score of tokens that the policy did not sample."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -26,6 +28,14 @@ def objects(values: Sequence[Any]) -> Array:
     for row, value in enumerate(values):
         array[row] = value
     return array
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """The values of B rows as one array [B] of objects for each name."""
+    found: dict[str, Array] = {}
+    for name in rows[0] if rows else ():
+        found[name] = objects([values[name] for values in rows])
+    return found
 
 
 def check_rows(batch: TensorBatch | None, arrays: Mapping[str, Array]) -> None:

@@ -22,7 +22,7 @@ from asyncrl.compat.verl.loading import find_reward_manager, load_reward_manager
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import wrong_parameters
 from asyncrl.compat.verl.rewarding import LARGEST_REWARD
-from asyncrl.compat.verl.trajectories import from_trajectories
+from asyncrl.compat.verl.to_batch import from_trajectories
 from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.network.throttle import ErrorLogger

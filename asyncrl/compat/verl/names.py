@@ -16,7 +16,7 @@ from asyncrl.compat.verl.agent_loops.single_turn import SingleTurnAgentLoop
 from asyncrl.compat.verl.interactions import BaseInteraction, interactions_of
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
-from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
+from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
@@ -24,6 +24,7 @@ from asyncrl.compat.verl.reward_managers import (
     PrimeRewardManager,
 )
 from asyncrl.compat.verl.rewarding import AbstractRewardManager, default_compute_score, gsm8k_score
+from asyncrl.compat.verl.rows import DataProtoItem
 
 Named = TypeVar("Named")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.from_batch import check_widths, to_labels
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.trajectories import check_widths, to_labels
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.types import NO_VERSION
 

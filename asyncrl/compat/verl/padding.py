@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from asyncrl.compat.verl.fields import require
-from asyncrl.compat.verl.protocol import Proto
+from asyncrl.compat.verl.rows import Rows
 
 
-def pad_dataproto_to_divisor(data: Proto, size_divisor: int) -> tuple[Proto, int]:
+def pad_dataproto_to_divisor(data: Rows, size_divisor: int) -> tuple[Rows, int]:
     """The batch with its first rows repeated until `size_divisor` divides its length, and the number of added rows.
 
     An empty batch is not padded.
@@ -23,9 +23,9 @@ def pad_dataproto_to_divisor(data: Proto, size_divisor: int) -> tuple[Proto, int
     return data.concat([data, *(data[:size] for size in missing)]), added
 
 
-def unpad_dataproto(data: Proto, pad_size: int) -> Proto:
+def unpad_dataproto(data: Rows, pad_size: int) -> Rows:
     """The batch without its last `pad_size` rows."""
-    rows: Proto = data[:-pad_size] if pad_size else data
+    rows: Rows = data[:-pad_size] if pad_size else data
     return rows
 
 

@@ -25,13 +25,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.compat.verl.fields import objects, require
+from asyncrl.compat.verl.fields import columns, objects, require
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.trajectories import columns
 from asyncrl.errors import DataError, DataProtoError, WireError
 from asyncrl.machine.files import partial_name, sync
+from asyncrl.msgpack_values import decoder, pack
 from asyncrl.types import without_nulls
-from asyncrl.wire import decoder, pack
 
 METADATA = b"asyncrl.dataproto"
 FORMAT = 2

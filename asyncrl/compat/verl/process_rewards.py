@@ -17,11 +17,11 @@ from msgspec import structs
 from torch import Tensor
 
 from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.from_batch import to_trajectories
 from asyncrl.compat.verl.process_keys import SPLITS, STEPS, read_keys
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import NaiveRewardManager
 from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardRow, require_finite
-from asyncrl.compat.verl.trajectories import to_trajectories
 from asyncrl.episode.steps import split_steps
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.registry import load_prm

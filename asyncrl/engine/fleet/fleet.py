@@ -1,9 +1,5 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn keeps its tokens and continues through updates, aborts and lost servers until it is complete. Each request covers
-at most one segment of a turn, so that only this segment is sampled again if the server dies. A turn under a grammar is
-one request: see partial_turn.
-
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
 get requests. An update returns once the first server serves the new version. The remaining servers follow
 independently, so a slow or dead server delays no request. Meanwhile evaluations may keep a server with the older
@@ -26,21 +22,18 @@ from numpy.typing import NDArray
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
 from asyncrl.engine.fleet.assignment import Assignment, EvaluationLease
 from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.completion import TurnCompletion
 from asyncrl.engine.fleet.condition import Condition
 from asyncrl.engine.fleet.discovery import Discovery
 from asyncrl.engine.fleet.endpoint import Endpoint
 from asyncrl.engine.fleet.folders import Folders
-from asyncrl.engine.fleet.grammar_mass import measure_grammar
 from asyncrl.engine.fleet.in_flight import interrupt
-from asyncrl.engine.fleet.partial_turn import PartialTurn, without_recomputed
+from asyncrl.engine.fleet.partial_turn import PartialTurn
 from asyncrl.engine.fleet.pauses import PushPauses
-from asyncrl.engine.fleet.prefixes import ComputedPrefixes
-from asyncrl.engine.fleet.server import InferenceServer, Segment, ServerFaultError
+from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
-from asyncrl.masking import masked_text
-from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
@@ -79,8 +72,6 @@ class Fleet:
         marks: Sequence[int] = (),
     ) -> None:
         self._marks = marks
-        self._routed: dict[str, int] | None = {} if routed else None
-        self._refusals = Throttled(logger, "experts of tokens are refused")
         self._spans = spans or NoSpans()
         self._discover = discover
         self._open_server = open_server
@@ -91,8 +82,7 @@ class Fleet:
         self._endpoints: dict[str, Endpoint] = {}
         self._leaving: dict[asyncio.Task[None], Endpoint] = {}
         self._assignment = Assignment()
-        self._prefixes = ComputedPrefixes()
-        self._salts: dict[str, str | None] = {}
+        self._completion = TurnCompletion(self._ready, self._assignment.release, self._spans, self._settings, routed)
         self._lease = EvaluationLease(clock)
         self._turns: dict[str, asyncio.Timeout] = {}
         self._newest: Update | None = None
@@ -137,14 +127,14 @@ class Fleet:
         check_ids(tokens, self._vocabulary)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
-        known, marks = self._routed_from(session, len(tokens)), self._marks if images else ()
+        known, marks = self._completion.routed_from(session, len(tokens)), self._marks if images else ()
         turn = PartialTurn(tokens, sampling, self._settings.segment_tokens, known, marks)
         # `release` ends the turn through this scope.
         scope = self._turns[session] = asyncio.timeout(None)
         self._idle.busy()
         try:
             async with scope:
-                await self._complete(turn, stop, session, images)
+                await self._completion.complete(turn, stop, session, images)
             generation = turn.generation()
         except TimeoutError:
             generation = turn.generation("abort")
@@ -156,16 +146,9 @@ class Fleet:
                 # An answer that came at the same moment may have recorded data for the released session.
                 self._forget(session)
         self._counts["tokens"] += len(generation.tokens)
-        if self._routed is not None and turn.routed_from is not None and not is_released:
-            self._routed[session] = turn.routed_from
+        if not is_released:
+            self._completion.keep(session, turn)
         return generation
-
-    def _routed_from(self, session: str, length: int) -> int | None:
-        """The first of the session's `length` tokens whose experts are unknown; 0 if the session was shortened."""
-        if self._routed is None:
-            return None
-        known = self._routed.get(session, 0)
-        return known if known <= length else 0
 
     def release(self, session: str) -> None:
         self._forget(session)
@@ -175,11 +158,8 @@ class Fleet:
 
     def _forget(self, session: str) -> None:
         """Forget the session's server and the prefix that it has computed."""
-        if self._routed is not None:
-            self._routed.pop(session, None)
         self._assignment.release(session)
-        self._prefixes.forget(session)
-        self._salts.pop(session, None)
+        self._completion.forget(session)
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """Offer `version` to all servers (see `Engine`); return once a server has this version or a newer one.
@@ -234,16 +214,12 @@ class Fleet:
 
     def stats(self) -> EngineStats:
         """The statistics of the fleet (see `Engine`). `counters` counts segments, faults and servers."""
-        names = (
-            *("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens"),
-            *("grammar_tokens", "grammar_tokens_unmeasured", "grammar_restarts"),
-            *(("routed_tokens", "routed_bytes", "routed_refused") if self._routed is not None else ()),
-        )
         counters = {
             "servers": len(self._endpoints),
             "servers_ready": sum(endpoint.ready for endpoint in self._endpoints.values()),
             "servers_leased": int(self._lease.endpoint is not None),
-            **{name: self._counts[name] for name in names},
+            **{name: self._counts[name] for name in ("server_faults", "server_updates")},
+            **self._completion.counters,
             **self._pauses.counters,
             **self._canary_counters(),
             **(self._shared.counters() if self._shared is not None else {}),
@@ -280,59 +256,6 @@ class Fleet:
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             if not (await asyncio.wait([removal], timeout=left_s))[0]:
                 logger.warning("the folders of weights are not removed yet; they will be before the process ends")
-
-    async def _complete(
-        self, turn: PartialTurn, stop: Sequence[int], session: str, images: Sequence[PlacedImage]
-    ) -> None:
-        failures = 0
-        while True:
-            endpoint = await self._ready(session)
-            salt = self._salts.setdefault(session, endpoint.salt)
-            self._counts["segments"] += 1
-            try:
-                about = {"episode": session.partition("/")[0], "server": masked_text(endpoint.server.url)}
-                with self._spans.span("segment", **about) as values:
-                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, salt, turn.routed_from, images)
-                    values |= {"tokens": len(segment.tokens), "finish": segment.finish}
-            except ServerFaultError as fault:
-                self._counts["lost_segments"] += 1
-                # A server may fail requests and still pass checks, so the next request may go to another server.
-                self._assignment.release(session)
-                failures, reason = failures + 1, str(fault)
-            else:
-                server, settings = endpoint.server, self._settings
-                self._counts["recomputed_tokens"] += self._prefixes.again(
-                    session, server.url, len(turn.tokens), segment, server.retracts(settings.mode), not settings.salted
-                )
-                if turn.add(self._count_routing(segment, len(turn.tokens), server)):
-                    if turn.has_grammar:
-                        turn.grammar_mass = mass = await measure_grammar(turn, endpoint, images)
-                        self._counts["grammar_tokens"] += len(mass)
-                        self._counts["grammar_tokens_unmeasured"] += len(mass) - int(np.count_nonzero(mass))
-                    return
-                self._counts["cut_segments"] += segment.finish == "cut"
-                self._counts["grammar_restarts"] += turn.has_grammar
-                reason = f"{endpoint.server.url} aborted it without a token"
-                if turn.has_grammar:
-                    failures += 1
-                    reason = f"{endpoint.server.url} interrupted it, after which a turn under a grammar starts over"
-                else:
-                    failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
-            if failures >= self._settings.attempts:
-                raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
-
-    def _count_routing(self, segment: Segment, prompt: int, server: InferenceServer) -> Segment:
-        """Count the experts in a segment whose request continued `prompt` tokens. Drop the experts of tokens that were
-        computed again after they had been sampled."""
-        if segment.routing_fault:
-            self._counts["routed_refused"] += 1
-            self._refusals.say(f"{server.url}: {segment.routing_fault}")
-        if server.retracts(self._settings.mode):
-            segment = without_recomputed(segment, prompt)
-        if segment.routing is not None:
-            self._counts["routed_tokens"] += len(segment.routing.rows)
-            self._counts["routed_bytes"] += segment.routing.rows.nbytes
-        return segment
 
     async def _ready(self, session: str) -> Endpoint:
         """Wait for an endpoint that can serve the session. Raises EngineError: none is ready for `wait_s`, not counting
@@ -407,7 +330,7 @@ class Fleet:
         self._lease.renew(endpoints)
         for endpoint in endpoints:
             if endpoint.lost:
-                self._prefixes.lose(endpoint.server.url)
+                self._completion.lose(endpoint.server.url)
         self._changed.notify_all()
         for endpoint in endpoints:
             endpoint.notify()

@@ -1,6 +1,7 @@
 """Places a run's processes on hosts and GPUs. Every launcher obeys the placement.
 
-Each role has a pool of nodes (see `pools`). The roles of a node divide its GPUs (see `dealing`).
+Each role has a pool of nodes (see `pools`). The roles of a node want GPUs (see `demand`) and divide them (see
+`dealing`).
 """
 
 from __future__ import annotations
@@ -8,17 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
 
-from asyncrl.config.schema import ClusterConfig, EngineConfig, LearnerConfig, ScoringConfig, TrainConfig
+from asyncrl.config.schema import ClusterConfig, LearnerConfig, TrainConfig
 from asyncrl.config.schema.cluster import ROLES
-from asyncrl.config.schema.scoring import ScoringModelConfig, serves
 from asyncrl.errors import ConfigError
-from asyncrl.launch.placement.dealing import Wish, deal, memory_shares, shared_servers
+from asyncrl.launch.placement.dealing import deal, memory_shares, shared_servers
+from asyncrl.launch.placement.demand import (
+    Demand,
+    actor_places,
+    actors_on,
+    check_gpus,
+    gpus_of_scorer,
+    scorer_places,
+    scorers_on,
+    wishes_of,
+)
 from asyncrl.launch.placement.pools import Host, Node, packed, pools_of
 from asyncrl.launch.placement.sharing import claim, shares
 
-ROLE_WORDS = {"learner": "learner", "actor": "actor's servers", "scoring": "scorer"}
 MOST_THREADS = 16
 """More threads of one process gain little."""
 
@@ -62,23 +70,6 @@ class Placement:
         return [role for role in self.roles if role.module == module]
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The part of the configuration that decides where processes are, and how many there are."""
-
-    cluster: ClusterConfig
-    engine: EngineConfig
-    learner: LearnerConfig
-    scorer_gpus: int
-    """The number of GPUs that one scorer uses."""
-    rule_processes: int
-    """The number of processes in which one scorer runs rules and the function of step rewards."""
-    shards: int
-    replay_port: int
-    weights_port: int
-    nccl_into_servers: bool
-
-
 def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = ROLES) -> Placement:
     """Place every process of the `roles` of a run. The same arguments give the same placement.
 
@@ -88,7 +79,7 @@ def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = R
         config.cluster,
         config.engine,
         config.learner,
-        scorer_gpus=_scorer_gpus(config.scoring),
+        scorer_gpus=gpus_of_scorer(config.scoring),
         rule_processes=config.scoring.rule_processes * (1 if config.scoring.steps is None else 2),
         shards=config.replay.shards,
         replay_port=config.network.replay_port,
@@ -109,7 +100,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         here = [role for role in ROLES if role in roles and pool_of[role] == node.pool]
         try:
             if any(host.gpus for host in hosts):
-                _check_gpus(demand, node, _wishes(demand, node, here))
+                check_gpus(demand, node, wishes_of(demand, node, here))
             placed += _placed_on(demand, node, here)
         except ConfigError as error:
             problems.append(str(error))
@@ -186,10 +177,10 @@ def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -
     shared: dict[tuple[str, int], Node] = {}
     for name, pool in pools.items():
         roles = [role for role, where in pool_of.items() if where == name]
-        room = _room(pool, [_scorer_places(demand, node) for node in pool])
+        room = _room(pool, [scorer_places(demand, node) for node in pool])
         scorers = zip(pool, shares(demand.cluster.scorers or 1, room), room, strict=True)
         pool = [replace(node, scorers=count, scorer_weight=weight) for node, count, weight in scorers]
-        room = _room(pool, [_actor_places(demand, node, roles) for node in pool])
+        room = _room(pool, [actor_places(demand, node, roles) for node in pool])
         actors = zip(pool, shares(demand.cluster.actors or 0, room), room, strict=True)
         pool = [replace(node, actors=count, actor_weight=weight) for node, count, weight in actors]
         shared |= {(name, node.index): node for node in pool}
@@ -202,128 +193,17 @@ def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 
-def _scorer_places(demand: Demand, node: Node) -> int:
-    unit = demand.scorer_gpus
-    return len(node.gpus) // unit if unit else 0
-
-
-def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
-    """Return the number of GPUs that actors on the node would have, if the configuration left the number of actors
-    open."""
-    if demand.engine.names_servers and demand.engine.kind != "embedded":
-        return int(node.index == 0)
-    freely = replace(demand, cluster=replace(demand.cluster, actors=None))
-    try:
-        return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
-    except ConfigError:
-        return 0  # The demand is refused later, when the node is placed. The message then names the key to change.
-
-
-def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
-    """Return the wishes of the roles for a node's GPUs. A role without a wish uses no GPU."""
-    cluster, engine, wishes = demand.cluster, demand.engine, {}
-    if "learner" in roles:
-        ranks, learner = cluster.learner_ranks, demand.learner
-        together = learner.replicas * learner.pass_ranks
-        if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
-            ranks = 1  # Servers that the run does not start may be on all other GPUs.
-        unit = together // gcd(together, node.count) if ranks is None else 1
-        counts = {"learner.context_ranks": learner.context_ranks, "learner.tensor_ranks": learner.tensor_ranks}
-        key = next((key for key, count in counts.items() if count > 1), "learner.replicas")
-        wishes["learner"] = Wish("cluster.learner_ranks" if ranks else key, unit, ranks)
-    if "actor" in roles and (processes := _least_actors(demand, node)):
-        if engine.kind == "embedded":
-            wishes["actor"] = Wish("cluster.actors", 1, cluster.actors and processes, shares=True)
-        elif engine.launches and not engine.server.on_cpu:
-            count = engine.server.count
-            unit = engine.server.tp_size * (processes if count is None else 1)
-            wishes["actor"] = Wish(_servers_key(demand, node, processes), unit, count and count * processes)
-    if "scoring" in roles and (unit := demand.scorer_gpus):
-        alone = not {"learner", "actor"} & set(roles)
-        count = None if alone and cluster.scorers is None else node.scorers
-        if count != 0:
-            wishes["scoring"] = Wish("scoring.prm.device", unit, count, shares=True)
-    return wishes
-
-
-def _servers_key(demand: Demand, node: Node, actors: int) -> str:
-    """Return the option to change if the servers of a node's `actors` do not fit on its GPUs."""
-    server = demand.engine.server
-    if server.tp_size > len(node.gpus):
-        return "engine.server.tp_size"
-    if actors > 1:
-        return "cluster.actors"
-    return "engine.server.tp_size" if server.count is None else "engine.server.count"
-
-
-def _check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
-    """Raise ConfigError if a role needs GPUs and this node of its pool has none. Also raise it if some of the GPUs that
-    the pool names would be idle."""
-    keys = {"actor": "add --device=cpu to engine.server.arguments", "scoring": "set the device of its models to cpu"}
-    pool = f"cluster.pools.{node.pool}" if demand.cluster.pools else f"cluster.pools: host {node.host}"
-    without = [role for role in wishes if role != "actor" or demand.engine.launches]
-    if without and not node.gpus:
-        lines = (
-            f"{pool} has no GPU for the {ROLE_WORDS[role]}, and other hosts or pools have some; name one of these in "
-            f"cluster.roles{f', or {keys[role]} to have it on the CPU' if role in keys else ''}"
-            for role in without
-        )
-        raise ConfigError("\n".join(lines))
-    named = demand.cluster.pools.get(node.pool, {}).get("gpus")
-    for wish in wishes.values() if len(wishes) == 1 else ():
-        if named and named > wish.unit and wish.count is None and named % wish.unit:
-            raise ConfigError(
-                f"{pool}: of {named} GPUs a node, {named % wish.unit} would lie idle, since {wish.key} takes "
-                f"{wish.unit} at once; name a multiple of {wish.unit}"
-            )
-
-
-def _least_actors(demand: Demand, node: Node) -> int:
-    """Return the number of actors on a node, before `_actors` adds some for further GPUs."""
-    actors = demand.cluster.actors
-    if actors is None and demand.engine.names_servers and demand.engine.kind != "embedded":
-        return int(node.index == 0)  # All of the servers belong to one actor.
-    return 1 if actors is None else node.actors
-
-
-def _actors(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """Return the number of actors on a node whose roles have the GPUs `own`."""
-    least = _least_actors(demand, node)
-    return (
-        max(least, len(own["actor"])) if demand.engine.kind == "embedded" and demand.cluster.actors is None else least
-    )
-
-
-def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """Return the number of scorers on a node whose roles have the GPUs `own`."""
-    if demand.cluster.scorers is None and {"learner", "actor"}.isdisjoint(own) and own["scoring"]:
-        return max(1, len(own["scoring"]) // demand.scorer_gpus)
-    return node.scorers
-
-
-def _scorer_gpus(scoring: ScoringConfig) -> int:
-    """Return the number of GPUs that one scorer uses."""
-    models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
-    local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
-    on_gpus = [model for model in local if model.device != "cpu"]
-    return max((int(model.device.partition(":")[2] or 0) + model.gpus for model in on_gpus), default=0)
-
-
-def _is_local(model: ScoringModelConfig) -> bool:
-    return not (model.path or "").startswith(("http://", "https://"))
-
-
 def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[PlacedRole]:
     """Yield the processes of `roles` on a node, before `_numbered` adds numbers to their names."""
     cluster, engine = demand.cluster, demand.engine
-    dealt = deal(node.gpus, _wishes(demand, node, roles), cluster.colocated)
+    dealt = deal(node.gpus, wishes_of(demand, node, roles), cluster.colocated)
     given = {"actor": engine.server.memory if engine.launches else None, "learner": demand.learner.memory}
     shares = {role: share for role, share in given.items() if share is not None}
     memory = memory_shares(dealt, shares, cluster.colocated)
     own = {role: dealt.get(role, ()) for role in roles}
     counts = {
-        "scoring": _scorers(demand, node, own) if "scoring" in roles else 0,
-        "actor": _actors(demand, node, own) if "actor" in roles else 0,
+        "scoring": scorers_on(demand, node, own) if "scoring" in roles else 0,
+        "actor": actors_on(demand, node, own) if "actor" in roles else 0,
         "learner": (cluster.learner_ranks or max(1, len(own["learner"]))) if "learner" in roles else 0,
     }
     threads = min(MOST_THREADS, max(1, node.cpus // max(1, sum(counts.values()))))

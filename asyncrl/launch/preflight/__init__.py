@@ -1,6 +1,6 @@
 """The checks of `asyncrl train`, and the files that it prepares, before it starts any process. A run that is refused
 here has cost little.
 
-`preflight.py` has the list of all checks; each other file has the checks of one topic, which take sections of the
-configuration.
+`preflight.py` has the list of all checks, and `row_checks.py` the part of it that reads all rows. Each other file has
+the checks of one topic, which take sections of the configuration.
 """

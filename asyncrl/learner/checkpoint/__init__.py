@@ -9,6 +9,7 @@ This package keeps its part of two promises in docs/concepts.md:
 Files in reading order:
 
 - `checkpoint.py`: the checkpoints that are kept, restored and removed.
+- `progress.py`: the counts and states of a checkpoint that are no tensors.
 - `files.py`: writes the files of one checkpoint, and finds damaged files.
 - `state.py`: writes and reads tensors, for any number of ranks.
 - `gathering.py`: whole tensors for a publish.

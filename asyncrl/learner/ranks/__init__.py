@@ -7,7 +7,7 @@ This package keeps its part of two promises in docs/concepts.md:
 
 Files in reading order:
 
-- `ranks.py`: the collective operations, and how ranks join.
+- `ranks.py`: the collective operations. `joining.py`: how ranks connect and form groups.
 - `launcher.py`: starts and watches the ranks of one machine. `activity.py` finds a stuck rank.
 - `stopping.py`: a stop in the middle of a long pass.
 - `hosts.py` and `rendezvous.py`: several machines.

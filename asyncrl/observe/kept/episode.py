@@ -13,14 +13,14 @@ from asyncrl.errors import InvariantError
 from asyncrl.types import Finish, Labels, Role, Task, Trajectory
 
 BEST, WORST, RANDOM = "best", "worst", "random"
-"""Flags that say why an episode is in the sample. Whole groups are kept, so an episode may have none of these flags."""
+"""Flags that say why an episode is in the sample. An episode with none of them was kept with the rest of its group."""
 TRUNCATED, GRAMMAR, DEMONSTRATION = "truncated", "grammar", "demonstration"
 """Flags of episodes that were cut off at a limit, that have a turn sampled under a grammar, or that are demonstrations.
 """
 HELD_OUT = "held_out"
 """The flag of episodes of an evaluation, which are never trained."""
 PENALTIES = ("overlong", "incorrect_answer")
-"""Parts of the reward that are flags if they are not 0."""
+"""Parts of the reward. An episode in which such a part is not 0 has the name of the part as a flag."""
 ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
 
 
@@ -64,8 +64,8 @@ class KeptEpisode:
     """An episode as a learner step trained it.
 
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
-    sample. An importance weight is the weight that a token had in the loss of the first update with it. It is 0 for a
-    token that a correction or a grammar dropped, 1 without corrections, and `algorithm.demonstration.weight` in a
+    sample. An importance weight is the weight that a token had in the loss of the first update that used it. It is 0
+    for a token that a correction or a grammar dropped, 1 without corrections, and `algorithm.demonstration.weight` in a
     demonstration. All three arrays are 0 in held-out episodes. `task` is `None` if the run's data does not have it.
 
     Raises InvariantError: an array has another shape or dtype.
@@ -90,14 +90,14 @@ class KeptEpisode:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays of tokens."""
+        """The bytes of the arrays that have a value for each token."""
         played = (self.trajectory.tokens, self.trajectory.logprobs, self.trajectory.grammar_mass)
         return sum(each.nbytes for each in (*played, *(getattr(self, name) for name in ARRAYS)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptStep:
-    """The sample of one learner step: one or more whole groups. The members of a group follow each other."""
+    """The sample of one learner step: one or more whole groups. The members of a group are consecutive."""
 
     step: int
     episodes: Sequence[KeptEpisode]

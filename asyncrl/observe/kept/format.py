@@ -1,8 +1,8 @@
 """Encodes and decodes the file of one step's kept episodes: `step-NNNNNNNNN.kept`.
 
 `wire.join` builds the file from a head in msgpack and a frame for each episode. The head has the rows of all episodes
-and each group's task once. An episode's frame joins its trajectory, its labels and the arrays of the step, each encoded
-as a message by `wire`. Nothing is unpickled.
+and each group's task once. An episode's frame joins its trajectory, its labels and its `ARRAYS`, each encoded as a
+message by `wire`. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import InvariantError, StoreError, WireError
+from asyncrl.msgpack_values import check_plain, decoder, pack
 from asyncrl.observe.kept.episode import ARRAYS, KeptEpisode, KeptRow, KeptStep
 from asyncrl.wire import (
     MAX_LARGE_HEADER_BYTES,
     Buffer,
     Message,
-    check_plain,
     decode,
-    decoder,
     encode,
     join,
     labels_message,
-    pack,
     read_labels,
     read_task,
     read_trajectory,
@@ -35,12 +33,12 @@ from asyncrl.wire import (
 )
 
 FORMAT = 1
-"""Files of other formats are refused."""
+"""The number of this format. Files with another number are refused."""
 PATTERN = "step-*.kept"
 FOLDER = "episodes"
-"""The folder in a run's folder that has the kept episodes."""
+"""The subfolder of a run for its kept episodes."""
 EVALUATED_FOLDER = f"{FOLDER}/evaluated"
-"""The folder in a run's folder that has the kept held-out episodes, in files of the same format."""
+"""The subfolder of a run for its kept held-out episodes. Its files have the same format."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -73,7 +71,7 @@ def _encode(episode: KeptEpisode) -> bytes:
 
 
 class StepFile:
-    """The content of a step's file, decoded lazily. Raises StoreError: the file is damaged, or of another kind."""
+    """The content of a step's file, decoded lazily. Raises StoreError: the file is damaged, or has another format."""
 
     def __init__(self, content: Buffer, path: Path) -> None:
         self._path = path
@@ -92,7 +90,7 @@ class StepFile:
         return self._head.rows
 
     def episode(self, index: int) -> KeptEpisode:
-        """The episode of a row. Raises StoreError: it is damaged."""
+        """Decode the episode of row `index`. Raises StoreError: the episode is damaged."""
         row = self._head.rows[index]
         try:
             played, judged, trained = (

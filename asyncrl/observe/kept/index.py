@@ -1,8 +1,8 @@
 """Encodes and reads `index.jsonl`, the index of all kept episodes. With it a table of 10^5 episodes opens at once.
 
 The first line has the format, and an id that changes whenever the whole file is written. Each further line has the rows
-of one step and the bytes of its file. Of several lines of one step, only the last one is valid. A line without rows
-means that the step is no longer kept.
+of one step and the number of bytes of its file. Of several lines of one step, only the last one is valid. A line
+without rows means that the step is no longer kept.
 
 So the writer only appends, and a reader that looks again reads only new lines. Now and then the file is written again
 without outdated lines, and with another id.
@@ -62,7 +62,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _decoded(line: bytes) -> IndexLine:
-    """The line. Raises ValueError or RecursionError: it is malformed."""
+    """Decode a line. Raises ValueError or RecursionError: the line is malformed."""
     try:
         return _LINE.decode(line)
     except msgspec.MsgspecError:
@@ -80,13 +80,15 @@ class IndexReader:
         self.dead_bytes = 0
         """Bytes of outdated lines."""
         self.size = 0
-        """The number of bytes that were read. They end with a whole line."""
+        """The number of bytes that were read. The last of them ends a line."""
         self._first = b""
         self._lengths: dict[int, int] = {}
 
     def refresh(self) -> bool:
-        """Read the new lines; True if there were any. Raises StoreError: a line is damaged, or of another format;
-        OSError: the index cannot be read."""
+        """Read the new lines. Return True if the index has changed, also if it was written again or deleted.
+
+        Raises StoreError: a line is damaged, or the index has another format; OSError: the index cannot be read.
+        """
         try:
             file = self.path.open("rb")
         except FileNotFoundError:

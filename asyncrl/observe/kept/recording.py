@@ -16,16 +16,16 @@ from asyncrl.observe.kept.writing import KeptWriter
 logger = logging.getLogger(__name__)
 
 WAITING_STEPS = 2
-"""The maximum number of steps that may wait for the disk. Further steps are lost."""
+"""The maximum number of samples that may wait for the disk. Further samples are lost."""
 CLOSE_S = 5.0
 
 
 class KeptRecorder:
-    """Writes samples into `folder` of the run's folder `run_dir`, within `max_bytes`, in a thread. The thread then
-    calls `then` with each sample.
+    """Writes samples into `folder` of the run's folder `run_dir`, in a thread. They take at most `max_bytes` there.
+    After each sample the thread calls `then` with it.
 
-    Failures are counted, and logged the first time. `KeptWriter` opens the folder at the first sample, and again after
-    a failure.
+    All failures are counted, and only the first one is logged. `KeptWriter` opens the folder at the first
+    sample, and again after a failure.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class KeptRecorder:
         }
 
     def close(self) -> None:
-        """Write the waiting samples, for at most `CLOSE_S` seconds."""
+        """Write the waiting samples. This waits at most `CLOSE_S` seconds for room in the queue, and at most as long
+        again for the thread."""
         try:
             self._queue.put(None, timeout=CLOSE_S)
         except queue.Full:
@@ -104,6 +105,6 @@ class KeptRecorder:
         self._bytes = float(self._writer.bytes)
 
     def _failed(self, error: Exception) -> None:
-        # By the time the disk has room again, the folder may have been replaced.
+        # The next sample opens the folder again, because somebody may have replaced it to make room on the disk.
         self._writer = None
         self.lose(error)

@@ -10,7 +10,7 @@ from asyncrl.observe.shown_text import shown_text
 from asyncrl.text import cut
 
 MAX_CHARS = 20_000
-"""The longest text of a turn. A longer one loses its middle."""
+"""The maximum length of a text. The middle of a longer text is left out."""
 
 
 def _facts(episode: KeptEpisode) -> dict[str, Value]:
@@ -41,7 +41,7 @@ def _facts(episode: KeptEpisode) -> dict[str, Value]:
 
 
 def logged(episode: KeptEpisode, decode: Callable[[list[int]], str]) -> LoggedEpisode:
-    """The episode with a message for each turn, in their order."""
+    """Convert an episode: its facts, and a message for each turn in order. `decode` makes text of token ids."""
     trajectory = episode.trajectory
     messages = [
         {"role": turn.role.value, "content": cut(shown_text(trajectory, turn.start, turn.end, decode), MAX_CHARS)}

@@ -1,8 +1,10 @@
 """Chooses the step to delete from a full folder, so that the kept steps cover the whole run, and its end completely.
 
-The newest steps, as many as fit into a quarter of the bytes, are never deleted. Of the older steps it deletes the one
-whose neighbours are nearest to each other, and of several such steps the oldest. So older steps stay evenly spread over
-the run, with gaps that grow with its length. The first step always stays.
+The newest steps, as many as fit into a quarter of the bytes, are never deleted. Of the older steps, the one whose
+neighbours are nearest to each other is deleted. If several steps are equally good, it is the oldest.
+
+So older steps stay evenly spread over the run, with gaps that grow with its length. The first step is deleted only if
+no other step may be.
 """
 
 from __future__ import annotations

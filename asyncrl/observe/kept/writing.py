@@ -1,8 +1,8 @@
 """Writes the kept episodes of a run, within a bound on their bytes. One process writes, others may read meanwhile.
 
-A step's file gets its name once it is complete, and then its line in the index. If the process is killed between the
-two, it leaves a file without a line, which the next writer removes. When a step is deleted, its line is removed before
-its file.
+A step's file gets its name once it is complete. Only then its line is added to the index. If the process is killed in
+between, it leaves a file without a line, which the next writer removes. When a step is deleted, its line is removed
+before its file.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from asyncrl.observe.kept.thinning import expendable
 logger = logging.getLogger(__name__)
 
 LARGEST_STEP = 0.5
-"""The largest share of the bound that one step may take."""
+"""The largest share of `max_bytes` that one step may take."""
 DEAD_SHARE = 1 / 32
-"""The index is written again when its outdated lines take more than this share of the bound."""
+"""The index is written again when its outdated lines take more than this share of `max_bytes`."""
 
 
 class KeptWriter:
-    """Adds to the kept episodes in `folder` of `run_dir`, which take at most `max_bytes`. Opening the writer removes
-    unfinished files. `thinned` counts the steps that this writer has deleted to make room.
+    """Adds episodes to those kept in `folder` of `run_dir`. All together take at most `max_bytes`. Opening the writer
+    removes unfinished files. `thinned` counts the steps that this writer has deleted to make room.
 
     If the index is missing or damaged, or if another version of asyncrl wrote it, it is made again from the files that
-    can be read. Raises OSError.
+    can be read. Raises OSError: the folder cannot be read or written.
     """
 
     def __init__(self, run_dir: Path, max_bytes: int, folder: str = FOLDER) -> None:
@@ -58,12 +58,14 @@ class KeptWriter:
     def add(self, kept: KeptStep) -> None:
         """Keep a step's sample, replacing an earlier one of the same step.
 
-        Raises StoreError: the sample takes more than `LARGEST_STEP` of the bound; OSError: it was not kept; WireError:
-        it has no encoding.
+        Raises StoreError: the sample takes more than `LARGEST_STEP` of `max_bytes`; OSError: the sample could not be
+        written; WireError: it cannot be encoded.
         """
         content = encode_step(kept)
         if len(content) > LARGEST_STEP * self._max_bytes:
-            raise StoreError(f"{len(content)} bytes of step {kept.step} are too many for observe.keep_episodes_mb")
+            raise StoreError(
+                f"the sample of step {kept.step} has {len(content)} bytes, too many for observe.keep_episodes_mb"
+            )
         line = IndexLine(kept.step, len(content), [each.row for each in kept.episodes])
         room = self._max_bytes - len(content) - len(encode_line(line))
         while self._index.steps and self.bytes > room:
@@ -93,7 +95,7 @@ class KeptWriter:
         """Add a line, or leave the index as it is. Raises OSError."""
         encoded = encode_line(line)
         with self._index.path.open("r+b", buffering=0) as file:
-            # A kill may have left a part of a line.
+            # A process that was killed may have left a part of a line.
             file.truncate(self._index.size)
             file.seek(self._index.size)
             if file.write(encoded) < len(encoded):
@@ -110,7 +112,7 @@ def _opened(folder: Path) -> IndexReader:
 
 
 def _read(folder: Path) -> IndexReader:
-    """The index of a folder, made from the files of the steps if it cannot be read. Raises OSError."""
+    """Read the index of a folder. If it is missing or damaged, make it from the files of the steps. Raises OSError."""
     index = IndexReader(folder)
     try:
         if index.refresh():
@@ -120,7 +122,7 @@ def _read(folder: Path) -> IndexReader:
         reason = str(error)
     found = sorted(folder.glob(PATTERN))
     if found:
-        logger.warning("the index is made again from the files: %s", reason)
+        logger.warning("the index of the kept episodes is made again from their files: %s", reason)
         index.steps = {line.step: line for line in map(_line, found) if line is not None}
     return index
 
@@ -145,8 +147,8 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
 
 
 def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str = FOLDER) -> None:
-    """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, this logs
-    a warning, and the steps stay until they are trained or evaluated again."""
+    """Remove the kept episodes of steps that will be trained or evaluated again (`is_repeated`). If the disk has no
+    room for the new index, this logs a warning, and the episodes stay until the steps are repeated."""
     try:
         index = _read(run_dir / folder)
         repeated = list(filter(is_repeated, index.steps))
@@ -155,4 +157,4 @@ def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str =
         for step in repeated:
             (run_dir / folder / file_name(step)).unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("%s keeps episodes of steps that are repeated: %s", run_dir / folder, error)
+        logger.warning("%s still has episodes of steps that will be repeated: %s", run_dir / folder, error)

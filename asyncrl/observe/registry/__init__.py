@@ -1,5 +1,5 @@
 """Describes every metric that asyncrl writes. docs/metrics.md is made from it (`make docs`), and sinks, the dashboard
-and the report read units and meanings here. A role may also log metrics of a user's code."""
+and the report read units and meanings here. A role may also log metrics that a user's code returns."""
 
 from __future__ import annotations
 

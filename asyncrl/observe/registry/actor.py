@@ -46,7 +46,7 @@ _SURROUNDINGS = (
         "episodes whose state was lost with a session of an MCP server, since the start",
     ),
     counter("mcp_errors", "calls", "calls that an MCP server answered with an error, since the start"),
-    counter("mcp_unshown", "parts", "parts of results of MCP servers that are not shown, such as images"),
+    counter("mcp_unshown", "parts", "parts of results of MCP servers that the policy does not see, such as images"),
     gauge("python_open", "sessions", "sessions of the tool `python_session` that are open now"),
     gauge("python_waiting", "episodes", "episodes that wait until there is memory for their session"),
     counter("python_started", "sessions", "sessions of `python_session` that began, since the start"),
@@ -94,7 +94,7 @@ _SURROUNDINGS = (
     counter(
         "chat_api_branches",
         "branches",
-        "token sequences of agents' episodes, more than one if the agent rewrote its history, since the start",
+        "token sequences of agents' episodes, since the start. An episode has several if the agent rewrote its history",
     ),
     counter(
         "chat_api_overridden",
@@ -191,7 +191,7 @@ _SERVERS = (
     counter(
         "routed_tokens",
         "tokens",
-        "tokens whose experts servers reported since the start (engine.return_routed_experts)",
+        "tokens for which servers reported the chosen experts, since the start (engine.return_routed_experts)",
     ),
     counter(
         "routed_bytes",
@@ -201,13 +201,13 @@ _SERVERS = (
     counter(
         "routed_refused",
         "segments",
-        "requests since the start whose reported experts do not fit the model: their tokens have no experts",
+        "requests since the start whose reported experts do not fit the model: their tokens are kept without experts",
     ),
     counter(
         "recomputed_tokens",
         "tokens",
-        "tokens of episodes that servers computed again since the start, because their weights had changed or another "
-        "server had computed them. `tokens_per_s` does not count them",
+        "tokens of earlier parts of an episode that a server computed again since the start, because its weights had "
+        "changed or another server had computed these tokens. `tokens_per_s` does not count them",
     ),
     counter(
         "push_pauses",
@@ -223,7 +223,7 @@ _SERVERS = (
     ),
     gauge("push_pause_last_s", "s", "the last stop of a server by a push"),
     gauge("push_pause_max_s", "s", "the longest stop of a server by a push since the start"),
-    counter("gpu_turns", "turns", "with `cluster.colocated`: turns of the servers since the start"),
+    counter("gpu_turns", "turns", "with `cluster.colocated`: times that the servers got the GPUs, since the start"),
     counter(
         "gpu_release_s",
         "s",
@@ -233,7 +233,7 @@ _SERVERS = (
     counter(
         "gpu_resume_s",
         "s",
-        "with `cluster.colocated`: time from the beginning of a turn until a server is ready, since the start",
+        "with `cluster.colocated`: time from when the servers get the GPUs until one is ready, since the start",
     ),
 )
 

@@ -41,7 +41,8 @@ METRICS = (
     gauge(
         "eval/loss",
         "nats",
-        "only of `asyncrl sft`: mean negative log-likelihood of the held-out demonstrations, over `eval/tokens` tokens",
+        "from `asyncrl sft` only: mean negative log-likelihood of the held-out demonstrations, over `eval/tokens` "
+        "tokens",
     ),
     gauge("eval/failed", "episodes", "episodes that failed"),
     gauge("eval/version", "version", "the policy version that the evaluation measures"),

@@ -168,8 +168,8 @@ _POLICIES = (
         "begin at 2^(1/64), 2^(1/32), ..., 2 and 4, and BIN 7 to 0 have the same bounds for 1/w",
     ),
     gauge("weight_bin/BIN", "share", "kept tokens by their corrected weight, in the same bins; only with a correction"),
-    gauge("clip/high", "share", "tokens beyond the upper bound of the loss"),
-    gauge("clip/low", "share", "tokens beyond the lower bound of the loss"),
+    gauge("clip/high", "share", "tokens beyond the upper clip bound of the loss"),
+    gauge("clip/low", "share", "tokens beyond the lower clip bound of the loss"),
     gauge("clip/BOUND", "share", "tokens beyond another bound of the loss"),
     gauge("masked/CORRECTION", "share", "tokens that a correction drops"),
     gauge(

@@ -103,7 +103,9 @@ _PEERS = (
         "text",
         "the reason why filters refuse every group, once they have refused the groups of two batches in a row",
     ),
-    text("solved", "text", "the same, if they refuse every group because the policy solves the tasks"),
+    text(
+        "solved", "text", "the reason if it is that the policy has learned to solve the tasks; `refusing` is then empty"
+    ),
     text("newest_failure", "text", "the newest failure, with the id of its episode"),
 )
 

@@ -19,7 +19,7 @@ METRICS = (
     ),
     counter("failed", "trajectories", "trajectories whose scoring failed, since the start"),
     counter("refused", "trajectories", "trajectories whose labels the replay refused, since the start"),
-    counter("waited", "trajectories", "trajectories that went back because a service was unavailable, since the start"),
+    counter("waited", "trajectories", "trajectories given back because a service was unavailable, since the start"),
     text("unavailable", "text", "each kind of scores whose service is unavailable now, and the reason"),
     gauge("tokens_per_s", "tokens/s", "tokens of scored trajectories a second, since the last row"),
     gauge("idle", "share", "share of the time since the last row without a trajectory to score"),

@@ -14,10 +14,10 @@ from asyncrl.observe.metrics import Failures, Histogram, LoggedEpisode, Sink, Va
 logger = logging.getLogger(__name__)
 
 WAITING_CALLS = 1000
-"""The maximum number of calls that wait. With a row every few seconds, no call is lost in an hour without the
+"""The maximum number of calls that wait. If a row is logged every few seconds, this is enough for an hour without the
 service."""
 WAITING_TEXT = 50
-"""Episodes are lost while more calls than this wait, since their texts are long."""
+"""The limit for samples of episodes, whose texts take much memory: they are dropped while this many calls wait."""
 CLOSE_S = 8.0
 UPLOAD_S = 3600.0
 """The maximum number of seconds that the learner waits at its end if the sink has a model to upload."""
@@ -29,8 +29,8 @@ class Background(Sink):
     """Passes calls on to `sink` in their order, from a thread.
 
     At most `limit` calls wait, and further ones are dropped. `lost` counts these calls, and the calls in which the sink
-    raised an error. `close` waits `close_s` for all waiting calls, and `upload_s` if a model is among them. Then it
-    abandons the sink, and counts the remaining calls as lost.
+    raised an error. `close` waits `close_s` for all waiting calls, and `upload_s` if there is a model to upload.
+    After that it abandons a sink that is not finished, and counts the remaining calls as lost.
     """
 
     def __init__(
@@ -80,12 +80,17 @@ class Background(Sink):
         self.end()
         self._thread.join(max(0.0, (self._ends_at or 0.0) - time.monotonic()))
         if self._thread.is_alive():
-            # The queue has the waiting calls and the mark of its end. The mark makes up for the call that hangs, which
-            # is no longer in the queue.
+            # The size is the number of lost calls: the call that hangs has left the queue, but the `None` at the end of
+            # the queue, which is no call, counts for it.
             left = self._calls.qsize()
             self._dropped += left
             name = type(self._sink).__name__
-            logger.warning("%s hangs: %d of its calls are lost after %g s", name, left, self._patience_s)
+            logger.warning(
+                "%s hangs: %d waiting calls are lost, because they were not done within %g s",
+                name,
+                left,
+                self._patience_s,
+            )
             self._sink.abandon()
 
     def _enqueue(self, call: _Call, limit: int | None = None) -> None:
@@ -93,7 +98,9 @@ class Background(Sink):
             self._calls.put(call)
             return
         if not self._dropped:
-            logger.warning("metrics are lost: %s is slow; metrics/lost counts further calls", type(self._sink).__name__)
+            logger.warning(
+                "metrics are lost: %s is slow; metrics/lost counts its lost calls", type(self._sink).__name__
+            )
         self._dropped += 1
 
     def _work(self) -> None:
@@ -103,7 +110,7 @@ class Background(Sink):
 
 
 def _staying(call: _Call) -> _Call:
-    """The call, but with SystemExit turned into a common error, because SystemExit would end only the thread."""
+    """Wrap a call so that SystemExit becomes a RuntimeError: SystemExit would end the thread without a message."""
 
     def made(sink: Sink) -> None:
         try:

@@ -18,7 +18,7 @@ from asyncrl.observe.metrics import Sink, Value
 logger = logging.getLogger(__name__)
 
 LONGEST_LINE = 16 << 20
-"""The maximum number of bytes of a line. The end of a longer line is not searched for."""
+"""The maximum number of bytes of a line. Only this part of a file's end is searched for an unfinished line."""
 _STEP = re.compile(rb'\{"step": (\d+), ')
 """The beginning of a line, as `JsonLines` writes it."""
 
@@ -31,8 +31,8 @@ def metrics_file(run_dir: Path, name: str) -> Path:
 class JsonLines(Sink):
     """One JSON object per line: `step`, `time` (seconds since the epoch) and the values. Appends to an existing file.
 
-    `log` raises OSError, after removing the part of its line that was written. If it cannot open the file, the next
-    call tries again.
+    `log` raises OSError, after removing the part of its line that was written. If the file cannot be opened, the
+    next call tries again.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -77,7 +77,7 @@ def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
     try:
         write_whole(path, filter(stays, _whole_lines(path)))
     except OSError as error:
-        logger.warning("%s keeps lines of steps that are trained again: %s", path, error)
+        logger.warning("%s still has lines of steps that will be logged again: %s", path, error)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

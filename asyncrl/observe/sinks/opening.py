@@ -17,7 +17,7 @@ from asyncrl.observe.sinks.trackio import Trackio
 from asyncrl.observe.sinks.wandb import Wandb
 
 SERVICES: dict[str, Callable[[Source], Sink]] = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}
-"""Sinks that may be slow, by their names: libraries that write to a network or a disk."""
+"""The sinks that may be slow, by name: their libraries write to a network or a disk."""
 
 
 def open_metrics(source: Source, options: ObserveConfig, console: bool = True) -> Sink:

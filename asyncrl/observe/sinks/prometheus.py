@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 EVERYWHERE = ("0.0.0.0", "::")
 VARIABLE = re.compile(r"[A-Z]+")
-"""A word in the name of a family that is a placeholder for any text."""
+"""A placeholder for any text in the name of a family of metrics, such as LAG in `lag/LAG`."""
 NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 
 

@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
 READING_S = 10.0
-"""A connection is closed if it is idle for this time."""
+"""A connection is closed if it is idle for this number of seconds."""
 
 
 class ScrapedServer(WSGIServer):
     """A server with a thread for each connection."""
 
-    # socketserver's default, 5, is full after a few connections at once, and then Prometheus waits for seconds.
+    # The connections that may wait. socketserver's default, 5, is often reached, and then Prometheus waits for seconds.
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:

@@ -39,6 +39,6 @@ class Source:
 
 
 def need(package: str, sink: str) -> None:
-    """Raises ConfigError: the package of a sink is not installed."""
+    """Check that the package of a sink is installed. Raises ConfigError: it is not."""
     if find_spec(package) is None:
         raise ConfigError(f"observe.sinks has {sink}, which needs an extra: pip install 'asyncrl[{sink}]'")

@@ -15,7 +15,8 @@ from asyncrl.observe.sinks.source import Source, need
 
 
 class Trackio(Sink):
-    """One run for each role, in a group for the run of asyncrl. A role that starts again continues its run.
+    """One run of trackio for each role. The roles of a run of asyncrl form a group. A role that starts again continues
+    its run of trackio.
 
     Raises ConfigError: the package is not installed.
     """

@@ -20,9 +20,10 @@ CORE = "wandb-core"
 
 
 class Wandb(Sink):
-    """One run of the service for each role, in a group for the run of asyncrl. A role that starts again continues its
-    run. `step` is the x axis, since evaluations come late and rows of roles have no common count. Without an API key it
-    works offline, and `wandb sync` sends the files of runs/NAME/wandb later.
+    """One run of the service for each role. The roles of a run of asyncrl form a group. A role that starts again
+    continues its run of the service. The column `step` is the x axis, because the service's own step must never fall,
+    and evaluations of a step come late. Without an API key the sink works offline, and `wandb sync` sends the files of
+    runs/NAME/wandb later.
 
     Raises ConfigError: the package is not installed.
     """

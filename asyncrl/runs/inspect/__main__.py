@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import lmdb
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import exit_status
-from asyncrl.errors import ConfigError, RefusedError, StoreError
-from asyncrl.machine.long_work import long_work, print_line
-from asyncrl.replay.records import TrajectoryState
-from asyncrl.replay.stored import StoredRun
-from asyncrl.replay.transaction import Transaction
-from asyncrl.runs.decoding import Decode, decoder, ids_as_text
-from asyncrl.runs.finding import run_with_store
-from asyncrl.runs.inspect import changes, episode
-from asyncrl.runs.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
-from asyncrl.runs.inspect.kept import KeptOfRun, filled
-from asyncrl.runs.inspect.table import (
-    change_table,
-    dead_letter_table,
-    describe_dead_letters,
-    episode_table,
-    status_table,
-    step_view,
-)
-from asyncrl.runs.live import LiveReplay
-from asyncrl.runs.progress import RunProgress
-from asyncrl.runs.run import Run
-from asyncrl.runs.status import StatusSample, describe, sample
-from asyncrl.runs.watch import StallReader
+from asyncrl.errors import StoreError
+from asyncrl.runs.inspect import changes, subcommands
+from asyncrl.runs.inspect.episodes import SORT_KEYS
 
 EXAMPLES = """examples:
   asyncrl inspect status runs/NAME                watch it; Ctrl-C ends
@@ -59,16 +29,12 @@ RUN is the folder of a run or its name. docs/replay.md describes the subcommands
 """
 FOLLOWS = (
     " It shows how far a run is, which role waits for which, and what to change. On a terminal it follows the run "
-    "until Ctrl-C, which does not end the run; --once prints it once. `asyncrl status` and `asyncrl inspect status` "
-    "are the same command."
+    "until Ctrl-C, which does not end the run; --once prints the status once. `asyncrl status` and "
+    "`asyncrl inspect status` are the same command."
 )
-LETTERS = " With --json: each attempt alone, and with --limit only the N newest."
-MOST_REASONS = 20
-SAMPLES = 6
-"""The number of samples of the status that are kept. Rates are measured from the oldest sample to the newest."""
-SUGGESTIONS = 8
-WIDE = 300
-LEAST_WIDTH = 120
+Add = Callable[..., ArgumentParser]
+"""Adds a subcommand: its name, function and meaning, then the parsers of its shared options."""
+LETTERS = " --json prints each attempt instead, and with --limit only the N newest ones."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,7 +58,7 @@ def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, A
         action="append",
         default=[],
         metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard; by default the address that the replay wrote at its store",
+        help="address of the replay, once for each shard; by default the address in the folder of the store",
     )
     run.add_argument("--keys", metavar="DIR", help="folder of keys, if the run's folder has no config.yaml")
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
@@ -126,272 +92,71 @@ def parser() -> ArgumentParser:
         command.set_defaults(act=act)
         return command
 
-    command = add("status", status, "rates, queues, lags, leases and disk, live", plain, more=FOLLOWS)
-    command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
+    _add_views(add, plain, state, tokenizer)
+    _add_changes(add, run, state, tokenizer)
+    return top
+
+
+def _add_views(add: Add, plain: ArgumentParser, state: ArgumentParser, tokenizer: ArgumentParser) -> None:
+    """Add the subcommands that print something."""
+    command = add("status", subcommands.status, "rates, queues, lags, leases and disk, live", plain, more=FOLLOWS)
+    command.add_argument("--once", action="store_true", help="print the status once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
-    command = add("list", list_rows, "one line per episode", plain, state)
+    command = add("list", subcommands.list_rows, "one line per episode", plain, state)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, help="only episodes of this learner step")
     which.add_argument("--evaluation", type=int, metavar="VERSION", help="only held-out episodes of this version")
     command.add_argument("--sort", choices=SORT_KEYS, help="the largest first; by default the newest ids first")
     command.add_argument("--reverse", action="store_true", help="the smallest, or the oldest ids, first")
     command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most N episodes (20); 0: all")
-    command = add("step", step, "a learner step, and how its best and its worst episodes end", plain, tokenizer)
+    command = add(
+        "step", subcommands.step, "a learner step, and how its best and its worst episodes end", plain, tokenizer
+    )
     command.add_argument("step", type=int, metavar="STEP", help="number of the step")
-    command.add_argument("--best", type=_count, default=3, metavar="N", help="N of the best and N of the worst (3)")
-    command = add("show", show, "one episode, turn by turn", plain, tokenizer)
+    command.add_argument("--best", type=_count, default=3, metavar="N", help="the N best and the N worst episodes (3)")
+    command = add("show", subcommands.show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="id of the episode, such as t000000012.3.0")
-    add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
-    command = add("dead-letters", dead_letters, "attempts that were given up, by reason", plain, more=LETTERS)
+    add(
+        "changes",
+        subcommands.config_changes,
+        "keys of the configuration that changed when the run resumed, and when",
+        plain,
+    )
+    command = add(
+        "dead-letters", subcommands.dead_letters, "attempts that were given up, by reason", plain, more=LETTERS
+    )
     command.add_argument("--limit", type=_count, metavar="N", help="at most N reasons (20); 0: all")
+
+
+def _add_changes(add: Add, run: ArgumentParser, state: ArgumentParser, tokenizer: ArgumentParser) -> None:
+    """Add the subcommands that write a copy of a run, or change it."""
     about = "write all episodes, steps, plans and dead letters to Parquet"
-    command = add("export", export, about, run, state, tokenizer)
+    command = add("export", subcommands.export, about, run, state, tokenizer)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
-    command = add("import", import_back, "make a new store from an exported run")
+    command = add("import", subcommands.import_back, "make a new store from an exported run")
     command.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder of the export")
     command.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")
     for name, change, meaning in (
         ("requeue", changes.requeue, "try dead letters again; the run must be running"),
         ("discard", changes.discard, "delete dead letters; the run must be running"),
     ):
-        command = add(name, change_dead_letters, meaning, run)
-        command.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
+        command = add(name, subcommands.change_dead_letters, meaning, run)
+        command.add_argument(
+            "ids", nargs="*", default=[], metavar="ID", help="ids, as `asyncrl inspect dead-letters` shows them"
+        )
         command.add_argument("--all", action="store_true", help="every dead letter")
         command.set_defaults(change=change)
-    command = add("skip-plan", skip_plan, "make a step train nothing, if its training fails every time", run)
+    command = add(
+        "skip-plan", subcommands.skip_plan, "make a step train nothing, if its training fails every time", run
+    )
     command.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
     command.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
-    return top
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError("it must be 0 or more")
     return int(text)
-
-
-@contextmanager
-def _opened(arguments: Namespace) -> Iterator[tuple[Run, StoredRun]]:
-    run = _run(arguments)
-    with run.stored() as stored:
-        yield run, stored
-
-
-def _run(arguments: Namespace) -> Run:
-    """The run that the arguments name. Raises ConfigError or StoreError: it does not exist, or another version of
-    asyncrl wrote it."""
-    if arguments.named and (arguments.run or arguments.store):
-        raise ConfigError(f"the run is named twice: leave out {arguments.named}, or --run and --store")
-    run = run_with_store(arguments.named or arguments.run, arguments.store)
-    # A store of another version is refused before anything of it is read.
-    run.settings()
-    return run
-
-
-def _live(arguments: Namespace, run: Run, stored: StoredRun) -> LiveReplay:
-    return LiveReplay(run, stored, arguments.wait, arguments.endpoint, arguments.keys)
-
-
-def status(arguments: Namespace) -> int:
-    """Show a live table on a terminal. Elsewhere, and with --once or --json, print the status once."""
-    console = Console()
-    with _opened(arguments) as (run, stored):
-        views = _views(run, _live(arguments, run, stored), stored, arguments.interval)
-        if console.is_terminal and not (arguments.once or arguments.json):
-            with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as table:
-                for view in views:
-                    table.update(status_table(view), refresh=True)
-            return 0
-        view = next(views)
-        # Rates need a second sample. It is not taken if a shard does not answer, since it would wait for that shard
-        # again.
-        if view["running"] and not view["problem"]:
-            view = next(views)
-    # Without a terminal, lines are not wrapped, so that commands in them can be copied.
-    return _print(arguments, view, lambda: status_table(view), console, soft_wrap=not console.is_terminal)
-
-
-def _views(run: Run, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
-    """The status now, and again after every interval."""
-    samples: deque[StatusSample] = deque(maxlen=SAMPLES)
-    progress, stalls, settings = RunProgress(run), StallReader(run), run.settings()
-    steps = settings.steps if settings else None
-    while True:
-        samples.append(sample(stored, live, time.monotonic()))
-        before = samples[0] if len(samples) > 1 else None
-        found = stalls.read(samples[-1], settings)
-        yield describe(run, samples[-1], before, progress, steps) | found.values()
-        time.sleep(interval)
-
-
-def list_rows(arguments: Namespace) -> int:
-    """Print a table of episodes, one per line."""
-    _check_states(arguments.state)
-    with _opened(arguments) as (_, stored):
-        rows = list_episodes(
-            stored,
-            step=arguments.step,
-            evaluation=arguments.evaluation,
-            states=arguments.state,
-            sort=arguments.sort,
-            reverse=arguments.reverse,
-            limit=arguments.limit or None,
-        )
-    more = f"the first {len(rows)}; --limit N shows more, --limit 0 all" if len(rows) == arguments.limit else ""
-    table = episode_table(rows) if rows else "no episodes fit"
-    lines = Group(table, *([Text(more, "dim")] if more else []))
-    return _print(arguments, [asdict(row) for row in rows], lambda: lines, _wide_console())
-
-
-def step(arguments: Namespace) -> int:
-    """Print a learner step, with the ends of its best and worst episodes."""
-    with _opened(arguments) as (run, stored):
-        summary = step_row(stored, required_plan(stored, arguments.step))
-        rows = list_episodes(stored, step=arguments.step, sort="reward")
-        best, worst = rows[: arguments.best], rows[max(arguments.best, len(rows) - arguments.best) :][::-1]
-        decode = decoder(run, arguments.tokenizer)
-        kept = KeptOfRun(run)
-        parts = {
-            name: [(row, _answer(stored, kept, row.id, decode)) for row in part]
-            for name, part in (("best", best), ("worst", worst))
-        }
-        groups = kept.groups(arguments.step)
-    found = {name: [{**asdict(row), "answer": text} for row, text in part] for name, part in parts.items()}
-    values = {**asdict(summary), **found, "kept_groups": groups}
-    return _print(arguments, values, lambda: step_view(summary, parts, groups), soft_wrap=True)
-
-
-def _answer(stored: StoredRun, kept: KeptOfRun, name: str, decode: Decode) -> str | None:
-    trajectory = stored.trajectory(name)
-    if trajectory is None and (found := kept.find(name)) is not None:
-        trajectory = found.trajectory
-    return None if trajectory is None else answer(trajectory, decode)
-
-
-def _check_states(states: Sequence[str]) -> None:
-    unknown = sorted(set(states) - set(TrajectoryState))
-    if unknown:
-        raise ConfigError(f"--state {unknown[0]}: use one of {', '.join(TrajectoryState)}")
-
-
-def _wide_console() -> Console:
-    """A console for rows of any length.
-
-    A file or a pipe gets each row as one line. A narrow terminal wraps lines, since a table that fits would cut off the
-    ends of ids.
-    """
-    console = Console()
-    return Console(width=max(LEAST_WIDTH, console.width) if console.is_terminal else WIDE)
-
-
-def show(arguments: Namespace) -> int:
-    """Print one episode."""
-    name = arguments.id
-    with _opened(arguments) as (run, stored):
-        record = stored.record(name)
-        kept = KeptOfRun(run).find(name)
-        record = filled(record, kept)
-        if record.facts is None and record.dead_letter is None and record.trajectory is None:
-            raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
-    decode = decoder(run, arguments.tokenizer) if record.trajectory else ids_as_text
-    described = episode.describe(record, decode, kept) if arguments.json else {}
-    return _print(arguments, described, lambda: episode.readable(record, decode, kept), soft_wrap=True)
-
-
-def _others(stored: StoredRun, name: str) -> str:
-    for length in range(len(name), -1, -1):
-        begin = name[:length]
-        others = [each for each in islice(stored.ids(after=begin), SUGGESTIONS) if each.startswith(begin)]
-        if others:
-            return f"do you mean {', '.join(others)}?"
-    return "the store has none; replay.retention=all keeps them"
-
-
-def export(arguments: Namespace) -> int:
-    """Write a run to Parquet."""
-    from asyncrl.runs.inspect.parquet import export_run
-
-    _check_states(arguments.state)
-    with (
-        _opened(arguments) as (run, stored),
-        long_work(
-            "exporting", sum(stored.each(Transaction.count, "trajectories")), "episodes", say=print_line
-        ) as progress,
-    ):
-        decode = decoder(run, arguments.tokenizer)
-        texts = None if decode is ids_as_text else decode
-        rows, planned = export_run(stored, arguments.to, arguments.state, progress, decode=texts), stored.steps()
-    sys.stdout.write(f"wrote {rows} trajectories and {planned} steps to {arguments.to}\n")
-    return 0
-
-
-def import_back(arguments: Namespace) -> int:
-    """Make a store of an exported run."""
-    from asyncrl.runs.inspect.importing import count_rows, import_run
-
-    with long_work("importing", count_rows(arguments.source), "episodes", say=print_line) as progress:
-        rows = import_run(arguments.source, arguments.to, progress)
-    sys.stdout.write(f"imported {rows} trajectories to {arguments.to}\n")
-    return 0
-
-
-def config_changes(arguments: Namespace) -> int:
-    """Print the changes of a run's configuration."""
-    with _opened(arguments) as (_, stored):
-        found = stored.changes()
-    return _print(arguments, [asdict(each) for each in found], lambda: change_table(found))
-
-
-def dead_letters(arguments: Namespace) -> int:
-    """Print the dead letters of a run."""
-    with _opened(arguments) as (_, stored):
-        letters = stored.dead_letters()
-    limit = MOST_REASONS if arguments.limit is None else arguments.limit
-    if arguments.json and arguments.limit:
-        letters = sorted(letters, key=lambda each: each[1].order, reverse=True)[:limit]
-    return _print(arguments, describe_dead_letters(letters), lambda: dead_letter_table(letters, limit))
-
-
-def change_dead_letters(arguments: Namespace) -> int:
-    """Requeue or discard dead letters. The exit status is 1 if the replay refused one."""
-    # Together with --run or --store, all other words are ids.
-    if arguments.named and (arguments.run or arguments.store):
-        arguments.ids, arguments.named = [arguments.named, *arguments.ids], None
-    if bool(arguments.ids) == arguments.all:
-        raise ConfigError("name dead letters by their ids, or use --all")
-    with _opened(arguments) as (run, stored):
-        names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
-        live = _live(arguments, run, stored)
-    if not names:
-        sys.stdout.write("there are no dead letters\n")
-    refused = False
-    for result in changes.change_all(live, names, arguments.change):
-        (sys.stderr if result.refused else sys.stdout).write(f"{result.id} {result.text}\n")
-        refused |= result.refused
-    return int(refused)
-
-
-def skip_plan(arguments: Namespace) -> int:
-    """Make a recorded plan train nothing."""
-    run = _run(arguments)
-    dead = changes.skip_plan(run, arguments.step, arguments.reason, partial(_live, arguments, run))
-    sys.stdout.write(f"step {arguments.step} trains nothing; {dead} of its trajectories are dead letters now\n")
-    return 0
-
-
-def _print(
-    arguments: Namespace,
-    values: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    readable: Callable[[], RenderableType],
-    console: Console | None = None,
-    soft_wrap: bool = False,
-) -> int:
-    """Print plain values as JSON with `--json`, else the readable form. Returns the exit status."""
-    if arguments.json:
-        sys.stdout.write(json.dumps(values) + "\n")
-    else:
-        (console or Console()).print(readable(), soft_wrap=soft_wrap)
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from asyncrl.runs.from_config import read_replay_settings
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.run import Run
 
-REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
+REQUEUED = {"scoring": "is requeued: it is scored again", "task": "is requeued: its task runs again as a new group"}
 
 Change = Callable[[ReplayClient, str], str]
 """Changes one dead letter, the record of a failed attempt, and returns a description of the change."""
@@ -60,9 +60,9 @@ def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> 
 
 
 def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], LiveReplay]) -> int:
-    """Make the plan of `step`, the list of its trajectories, train nothing on every shard, for good. This is the last
-    resort if the training of the step fails every time. Return the number of trajectories that become dead letters. A
-    running replay makes the change; otherwise this changes the store.
+    """Mark the plan of `step`, the list of its trajectories, on every shard, so that the step trains nothing for good.
+    This is the last resort if the training of the step fails every time. Return the number of trajectories that become
+    dead letters. A running replay makes the change; otherwise this function changes the store.
 
     Raises RefusedError: the step has no plan, or was trained; StoreError: the store cannot be opened;
     UnavailableError: a replay serves the store, and does not answer.
@@ -76,8 +76,9 @@ def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], L
 
 
 def _skip_in_store(run: Run, shard: int, step: int, reason: str) -> int:
-    # These imports load the reader of task files, and take longer than all others.
-    from asyncrl.replay.protocol import Call, SkipPlan
+    # Only this function needs these imports, which load the reader of task files and take longer than all others.
+    from asyncrl.replay.messages import Call
+    from asyncrl.replay.protocol import SkipPlan
     from asyncrl.replay.service import ReplayService
 
     settings = run.settings()

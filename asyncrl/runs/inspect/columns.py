@@ -1,4 +1,4 @@
-"""Makes the Parquet columns of an exported run from the fields of data types: those of the package `types`, the store's
+"""Makes the Parquet columns of an exported run from the fields of data types: those of `asyncrl.types`, the store's
 records and the rows of `episodes`.
 
 An exported run is a folder of tables: a row for each trajectory, step, batch plan and dead letter. docs/replay.md lists
@@ -41,7 +41,7 @@ Columns = Mapping[str, Column]
 
 
 def column_of(kind: Any) -> Column:
-    """The column for values of the type `kind`, an annotation."""
+    """The column for values of `kind`, a type annotation."""
     if (dtype := dtype_of(kind)) is not None:
         return Column(pa.list_(pa.from_numpy_dtype(dtype)), _as_it_is, partial(_array, dtype=dtype), is_array=True)
     origin, inner = get_origin(kind), get_args(kind)
@@ -70,7 +70,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Raises ValueError: the text is no JSON object."""
+    """Parse a JSON object. Raises ValueError: the text is none."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(f"{text!r:.100} is no JSON object")
@@ -78,9 +78,9 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _array(values: pa.Array | None, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Raises ValueError: the list or one of its elements is null."""
+    """Convert a list of numbers. Raises ValueError: the list or one of its elements is null."""
     if values is None or values.null_count:
-        raise ValueError("an array, or an element of one, is missing")
+        raise ValueError("an array or one of its elements is missing")
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
     return found
 

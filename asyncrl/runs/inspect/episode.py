@@ -32,8 +32,8 @@ ARRAYS = ("tokens", "logprobs", "version_runs", "grammar_mass", "routed_experts"
 
 
 def describe(record: StoredTrajectory, decode: Decode, kept: KeptEpisode | None = None) -> dict[str, Any]:
-    """The episode as plain values: its record, labels, and turns with their text, tokens, versions and steps; and the
-    episode that the learner kept."""
+    """The episode as plain values: its record, labels, turns with their text, tokens, versions and steps, and what the
+    learner kept of it."""
     trajectory, scores = record.trajectory, step_scores(record.labels)
     values: dict[str, Any] = {
         "id": record.id,

@@ -156,8 +156,8 @@ def list_episodes(
     reverse: bool = False,
     limit: int | None = None,
 ) -> list[EpisodeRow]:
-    """List at most `limit` episodes in one of `states`. With `step` or `evaluation`, list only the episodes of that
-    step or evaluation.
+    """List at most `limit` episodes. With `states`, list only episodes in one of these states. With `step` or
+    `evaluation`, list only the episodes of that step or evaluation.
 
     `sort` is a key of `SORT_KEYS`: the largest values come first, and episodes without a value last. Without `sort` the
     newest ids come first, and only as many episodes as needed are read. `reverse` reverses the order. Raises

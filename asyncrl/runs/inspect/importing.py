@@ -1,7 +1,8 @@
 """Makes a store from an exported run: to inspect it, to export it again, and to train from it (`replay.source`).
 
 The files may come from a stranger. Every row is checked before it is stored: it must have the types that the store will
-read, keep their invariants, and fit the other rows. A wrong row ends the import, and the unfinished store is deleted.
+read, keep the invariants of these types, and fit the other rows. A wrong row ends the import, and the unfinished store
+is deleted.
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ def count_rows(source: Path) -> int:
 
 
 def import_run(source: Path, folder: Path, progress: Progress = lambda _: None) -> int:
-    """Make a store in `folder`, which must be new, from a run that was exported to `source`. Return the number of
-    trajectories.
+    """Make a store in `folder`, which must be new or empty, from a run that was exported to `source`. Return the
+    number of trajectories.
 
-    Raises DataError: `source` is no exported run; StoreError: `folder` exists.
+    Raises DataError: `source` is no exported run; StoreError: `folder` exists and is no empty folder.
     """
     with (
         new_folder(folder) as partial,
@@ -100,7 +101,7 @@ def _refused(source: Path) -> Iterator[None]:
 
 @contextmanager
 def _row(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[None]:
-    """Add the number of the row, and its id or its step, to the message of an error in the block."""
+    """Add the number of the row, and its id or its step, to the message of an error in the `with` block."""
     try:
         yield
     except _WRONG as error:
@@ -109,7 +110,7 @@ def _row(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _in_short(error: Exception) -> str:
-    """The reason on one line, with control characters spelt out."""
+    """The reason on one line, with codes for control characters."""
     said = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
 
@@ -167,7 +168,8 @@ def _take_trajectory(tx: Transaction, stored: StoredTrajectory) -> bool:
 
 
 def _check_id(name: str, group: str, member: int) -> None:
-    """Raises RefusedError or ValueError: `name` is no id of an attempt at this member of the group."""
+    """Check that `name` is the id of an attempt at this member of the group. Raises RefusedError or ValueError: it is
+    not."""
     shard_of(group, 1)
     if is_evaluation(group):
         evaluated_version(group), held_out_row(group)
@@ -202,7 +204,10 @@ def _take_plan(tx: Transaction, row: Mapping[str, Any]) -> None:
         said = (plan.group_ids[index], plan.tokens[index], plan.sampled[index])
         found = (facts.group, facts.tokens, facts.sampled)
         _require(said == found, f"group, tokens and sampled of {name} are {said}, but its row says {found}")
-        _require(not plan.shared or 0 <= plan.shared[index] <= facts.tokens, f"shared of {name} is no part of it")
+        _require(
+            not plan.shared or 0 <= plan.shared[index] <= facts.tokens,
+            f"{name} shares more tokens than it has, or fewer than 0",
+        )
     _require(all(0 <= index < len(plan.ids) for index in plan.demonstrations), "a demonstration is not among its ids")
     tx.put("plans", plan.step, plan)
 
@@ -253,7 +258,7 @@ def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
 
 
 def _check_size(file: pq.ParquetFile, group: int) -> None:
-    """Raises ValueError: a column would take too much memory."""
+    """Check the size of a row group. Raises ValueError: a column would take too much memory."""
     columns = file.metadata.row_group(group)
     for index in range(columns.num_columns):
         column, kind = columns.column(index), file.schema_arrow.field(index).type

@@ -32,7 +32,7 @@ class KeptOfRun:
             return None
 
     def groups(self, step: int) -> list[str]:
-        """The groups that are kept of a step."""
+        """The kept groups of a step."""
         if self._kept is None:
             return []
         try:
@@ -47,7 +47,8 @@ def _was_trained(row: KeptRow, step: int) -> bool:
 
 
 def filled(record: StoredTrajectory, kept: KeptEpisode | None) -> StoredTrajectory:
-    """The record, with the kept trajectory and labels if the store has no trajectory."""
+    """Complete the record. If the store has no trajectory, take the kept one, and the kept labels if there are no
+    others."""
     if kept is None or record.trajectory is not None:
         return record
     return replace(record, trajectory=kept.trajectory, labels=record.labels or kept.labels)

@@ -54,11 +54,11 @@ def export_run(
     group_tokens: int = GROUP_TOKENS,
     decode: Decode | None = None,
 ) -> int:
-    """Write a run to `folder`, which must be new. Returns the number of trajectories.
+    """Write a run to `folder`, which must be new or empty. Return the number of trajectories.
 
-    With `states` it writes only trajectories in one of them. A trajectory without data has only its record. With
-    `decode` it writes the texts of prompts and answers. All steps, plans and dead letters are written. Raises
-    StoreError: the folder exists.
+    With `states` it writes only trajectories in one of these states, but all steps, plans and dead letters. If the
+    tokens of a trajectory were removed, its row has only the values of its record. With `decode` it writes the texts
+    of prompts and answers. Raises StoreError: the folder exists and is not empty.
     """
     with new_folder(folder) as partial:
         rows = 0
@@ -120,9 +120,9 @@ def _counters(stored: StoredRun) -> dict[str, int]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `folder` when the block ends, and is removed when the block raises.
+    """A folder to fill, which becomes `folder` when the `with` block ends. If the block raises, the folder is removed.
 
-    Raises StoreError: `folder` exists.
+    Raises StoreError: `folder` exists and is no empty folder.
     """
     folder = folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -119,7 +119,7 @@ def _ending(text: str | None) -> str:
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
-    """The values of `status.describe`, readable."""
+    """The values of `status.describe`, for a terminal."""
     queues = dict(status["depths"])
     if status["running"]:
         queues["admitted"] = f"{status['admission']['committed']}/{status['admission']['capacity']}"
@@ -184,7 +184,8 @@ def stall_lines(status: Mapping[str, Any]) -> list[Text]:
 
 
 def _processes(processes: Mapping[str, Any]) -> Table:
-    """A table of the host of each role. In a large run it has only roles that were restarted or do not run."""
+    """A table of the host, the process and the restarts of each role. In a large run it has only roles that were
+    restarted or do not run."""
     shown = processes
     if len(processes) > WORKERS_SHOWN:
         shown = {name: each for name, each in processes.items() if each["restarts"] or not each["pid"]}
@@ -249,7 +250,7 @@ def _disk(disk: Mapping[str, Any]) -> str:
 
 
 def _reader(reader: Mapping[str, Any]) -> str:
-    command = printable(reader["command"]) or "its command line cannot be seen"
+    command = printable(reader["command"]) or "(its command line cannot be seen)"
     return (
         f"reader          process {reader['pid']} has read one snapshot for {reader['seconds']:.0f} s, so the store "
         f"cannot reuse space: {command}"

@@ -62,7 +62,7 @@ class Measure:
 
 
 def _counted(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
-    """A function that reads the extent from a counter of the learner."""
+    """Return a function that reads the extent from a counter of the learner."""
 
     def progress(run: ReportedRun) -> RunExtent | None:
         rows = [row for row in run.steps if metric in row]
@@ -72,8 +72,8 @@ def _counted(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
 
 
 def _summed(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
-    """A function that sums a value which the learner logs for each step. A step without a row counts as the mean of the
-    rows before and after it."""
+    """Return a function that sums a value which the learner logs for each step. A step without a row counts as the mean
+    of the rows before and after it."""
 
     def progress(run: ReportedRun) -> RunExtent | None:
         rows = [row for row in run.steps if metric in row]

@@ -18,7 +18,7 @@ from asyncrl.runs.run import Run
 from asyncrl.types import Turn
 
 MOST_TOKENS = 600
-"""The tokens that are shown of a longer turn: half of them from its start, and half from its end."""
+"""The maximum number of tokens that are shown of a turn. The middle of a longer turn is left out."""
 MOST_TURNS = 40
 MOST_CHARS = 12_000
 
@@ -56,7 +56,7 @@ def sample_episodes(run: Run, decode: Callable[[], Decode]) -> tuple[list[ShownE
         to_text = decode()
         return [_shown(episode, to_text) for episode in episodes], ""
     except (AsyncrlError, OSError) as error:
-        return [], f"They cannot be read: {error}"
+        return [], f"The kept episodes cannot be read: {error}"
 
 
 def chosen(rows: Sequence[KeptRow]) -> list[KeptRow]:

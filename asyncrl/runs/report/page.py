@@ -30,7 +30,8 @@ REPORT_FILE = "report.html"
 
 def write_report(name: str, out: Path | None = None) -> Path:
     """Write the report of a run into its folder, or to `out`, and return the file. Raises ConfigError: the run does not
-    exist, or its configuration cannot be read; OSError."""
+    exist, or its configuration cannot be read; OSError: the file cannot be
+    written."""
     run = read_run(name)
     file = out or run.folder / REPORT_FILE
     write_whole(file, run_page(run))

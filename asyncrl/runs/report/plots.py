@@ -62,7 +62,7 @@ SPEED = (
     StepPlot("Peak memory of the learner", {"memory/peak_gb": "peak"}, "GB"),
 )
 FLOWS = ("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead")
-DEPTHS = {"depth_pending": "wait for a scorer", "depth_waiting": "wait for their group", "depth_ready": "ready groups"}
+DEPTHS = {"depth_pending": "wait for an actor", "depth_waiting": "wait for a scorer", "depth_ready": "ready groups"}
 
 
 def learning_plots(run: ReportedRun) -> Iterator[Plot]:

@@ -76,7 +76,7 @@ class ReportedRun:
         return [(each.step, f"from step {each.step}: {each.text}") for each in self.changes]
 
     def start(self) -> float:
-        """The time at which the first process wrote its first row, in seconds since 1970; 0 without any."""
+        """The time at which the first process wrote its first row, in seconds since 1970; 0 without a row."""
         return min((rows[0]["time"] for rows in (self.steps, *self.roles.values()) if rows), default=0.0)
 
 

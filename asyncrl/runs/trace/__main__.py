@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     window = top.add_mutually_exclusive_group()
     window.add_argument("--steps", type=_span_of_numbers, metavar="A:B", help="only the time of learner steps A to B")
-    window.add_argument("--seconds", type=_span_of_numbers, metavar="A:B", help="seconds after the start")
+    window.add_argument("--seconds", type=_span_of_numbers, metavar="A:B", help="only seconds A to B after the start")
     top.add_argument("--out", type=Path, metavar="FILE", help="the file to write (RUN/trace.json.gz)")
     top.add_argument("--format", choices=("perfetto", "otlp"), default="perfetto", help="otlp: send to --endpoint")
     top.add_argument("--endpoint", metavar="URL", help="OTLP endpoint (HTTP) of an OpenTelemetry collector")

@@ -68,7 +68,7 @@ class EpisodeStory:
         return max((span.end for span in self.spans if span.name == "label"), default=0)
 
     def value(self, name: str, key: str) -> Any:
-        """A value of the newest span of that name."""
+        """The value `key` of the newest span `name` that has it; empty if there is none."""
         return next((span.values[key] for span in reversed(self.spans) if span.name == name and key in span.values), "")
 
     def shares(self) -> dict[str, Share]:
@@ -146,7 +146,7 @@ def explain_episode(trace: Trace, name: str) -> list[str]:
     until = "its label" if story.labelled else "its last recorded span"
     lines = [f"{what} took {_seconds((story.end - story.start) / US)} from its ticket until {until}:"]
     lines += _share_lines(story, "  ")
-    lines.append("Its longest parts, in seconds after its ticket:")
+    lines.append("Its longest parts, each with its start in seconds after the ticket:")
     parts = [span for span in story.spans if span.name not in ("episode", "ticket", "segment", "agent", "tools")]
     longest = sorted(parts, key=lambda span: -span.duration)[:LONGEST]
     for span in sorted(longest, key=lambda span: span.start):
@@ -203,7 +203,7 @@ def _step_lines(step: int, phases: Sequence[TraceSpan], missing: dict[str, float
         lines.append(f"Before it, the learner waited {_seconds(before)} for an evaluation.")
     if missing:
         causes = " and ".join(f"{name} for {_seconds(value)}" for name, value in missing.items())
-        lines.append(f"While it waited for its batch, the replay lacked {causes}.")
+        lines.append(f"While the learner waited for its batch, the replay lacked {causes}.")
     return [line for line in lines if line]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Lanes:
-    """The lines of one track. Spans come in the order of their starts, the longer ones first."""
+    """The lines of one track. Spans come in the order of their starts. Of spans with equal starts, the longer
+    ones come first."""
 
     def __init__(self) -> None:
         self._ends: list[list[int]] = []

@@ -49,7 +49,7 @@ def send(spans: Iterable[TraceSpan], run_dir: Path, endpoint: str) -> int:
 
 
 class Conversion:
-    """Spans of the run in the folder `run_dir` as spans of OpenTelemetry."""
+    """Converts the spans of the run in the folder `run_dir` to spans of OpenTelemetry."""
 
     def __init__(self, run_dir: Path) -> None:
         identity = run_dir / IDENTITY_FILE

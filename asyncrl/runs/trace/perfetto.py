@@ -29,7 +29,8 @@ EPISODES_FROM = 1000
 
 def write_perfetto(path: Path, spans: Iterable[TraceSpan], about: Mapping[str, Any]) -> int:
     """Write the spans, which come in the order of their starts, and return their number. `about` is written into the
-    file. The file appears at `path` once it is complete, and only if there are spans. Raises OSError."""
+    file. The file appears at `path` once it is complete, and only if there are spans. Raises OSError: it cannot be
+    written."""
     partial = partial_name(path)
     try:
         count = _write(partial, spans, about)

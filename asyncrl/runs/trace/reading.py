@@ -83,7 +83,8 @@ class _Clock:
     samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def ahead_of(self, endpoint: str) -> Callable[[int], int]:
-        """The correction of a time. It is piecewise linear, so that a time within a span stays within it."""
+        """Return a function that gives the correction of a time. It is piecewise linear, so that a time within a span
+        stays within the span."""
         samples = sorted(self.samples.get(endpoint, ()))
         if len({ahead for _, ahead in samples}) <= 1:
             only = samples[0][1] if samples else 0

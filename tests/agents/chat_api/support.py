@@ -16,7 +16,7 @@ from asyncrl.agents.chat_api.server import Bounds
 from asyncrl.chat.chat import Chat
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.images import ImageDesk
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.types import Task, Trajectory
 from tests.episode.fakes import (
     CHATML,

@@ -150,7 +150,7 @@ async def test_no_request_shows_a_file_of_the_actor_or_what_is_no_image(desk: Im
         for forged in [{"type": "image", "digest": digest_of(SQUARE).hex()}, {"type": "image", "image": "a.png"}]:
             assert "types image cannot" in (await agent.refusal(asks(forged)))["message"]
         turn = says([part(data_url(SQUARE))])  # type: ignore[arg-type]
-        assert "the policy's own turns have none" in (await agent.refusal(user("x"), turn, user("y")))["message"]
+        assert "the policy's own turns have no images" in (await agent.refusal(user("x"), turn, user("y")))["message"]
         file = {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}
         status, answer = await agent.send(path="responses", json=file)
         assert (status, "files are not stored" in answer["error"]["message"]) == (400, True)

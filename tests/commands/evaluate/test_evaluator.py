@@ -22,7 +22,8 @@ from asyncrl.learner.from_config import run_settings
 from asyncrl.learner.model.canary import canary_of, canary_of_model
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
 from tests.engine.support import swapped_layers

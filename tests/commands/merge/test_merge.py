@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.commands.merge.merge import main, merge
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from tests.commands.merge.support import load, logits, save_states, save_template
 from tests.families import family_model
 from tests.helpers import status_of

@@ -25,7 +25,8 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.claim import claim
 from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.activity import Activity
 from asyncrl.runs.finding import run_with_store
 from asyncrl.runs.report.reported import read_run

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from asyncrl.errors import CheckpointError
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.files import COMPLETE, PROGRESS, CheckpointFiles
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.ranks.ranks import Ranks
 from tests.helpers import until

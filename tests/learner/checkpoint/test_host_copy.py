@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.host_memory import pages, pinned
 from tests.learner.support import make_models

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.batch.prefixes import EVERY
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Meeting, Membership
-from asyncrl.learner.ranks.ranks import joined
 from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout
 

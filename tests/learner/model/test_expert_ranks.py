@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
 from asyncrl.learner.model.expert_ranks import spread_experts, spreadable_experts
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import run_ranks
-from asyncrl.learner.ranks.ranks import EXPERT_MESH, Ranks, joined
+from asyncrl.learner.ranks.ranks import EXPERT_MESH, Ranks
 from tests.learner.expert_ranks import train_all
 from tests.learner.support import VOCABULARY, assert_weights_close, assert_weights_equal
 from tests.mixtures import mixture, save_mixture

@@ -20,9 +20,10 @@ from asyncrl.commands.merge.merge import merge
 from asyncrl.config.schema import CriticConfig, LearnerConfig, LoraConfig, ModelConfig
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export_checkpoint, export_checkpoint_adapter
 from asyncrl.learner.checkpoint.gathering import gather_all
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.critic import load_critic
 from asyncrl.learner.model.lora import add_adapters, check_installed, gather_adapters
 from asyncrl.learner.model.optimizer import Trainable

@@ -10,8 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.errors import ConfigError
 from asyncrl.learner.model.tensor_ranks import divide_layers
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Meeting, Membership
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.context import ContextGroup
 from tests.learner.divided_ranks import SIZES
 

@@ -19,7 +19,7 @@ TRAIN = """
 import sys, torch
 from pathlib import Path
 from asyncrl.learner.ranks.determinism import be_deterministic
-from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.joining import joined
 from tests.learner.ranks.test_determinism import digest
 model, folder, deterministic = sys.argv[1:]
 torch.set_num_threads(1)

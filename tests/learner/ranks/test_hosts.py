@@ -40,7 +40,7 @@ RANK = """
 import os, pathlib, time
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import NetworkConfig
-from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.machine.process import stop_on_signals
 from asyncrl.network.keys import client_keys
 def main(_):
@@ -60,7 +60,7 @@ TRAIN = """
 import sys, torch
 from pathlib import Path
 from asyncrl.config.schema import NetworkConfig
-from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.network.keys import client_keys
 from tests.learner.support import Run, make_config
 model, folder, steps, keys = sys.argv[1:]

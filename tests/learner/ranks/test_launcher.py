@@ -126,7 +126,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(
 
 MEETS = """
 import ctypes, time, torch
-from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.joining import joined
 with joined() as ranks:
     ranks.activity.enter("train")
     {body}

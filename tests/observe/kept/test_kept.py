@@ -12,11 +12,12 @@ import pytest
 from msgspec import structs
 
 from asyncrl.errors import RefusedError, StoreError
+from asyncrl.msgpack_values import pack
 from asyncrl.observe.kept.episode import KeptEpisode, KeptStep
 from asyncrl.observe.kept.format import FOLDER
 from asyncrl.observe.kept.writing import KeptWriter, remove_kept
 from asyncrl.runs.kept import KeptEpisodes
-from asyncrl.wire import labels_message, pack, task_body, trajectory_message
+from asyncrl.wire import labels_message, task_body, trajectory_message
 from tests.observe.kept.examples import example_step, write_examples
 
 ROOM = 1 << 30

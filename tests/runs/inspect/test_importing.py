@@ -112,8 +112,8 @@ ROWS: Mapping[str, tuple[Spoil, str]] = {
     "a negative step": (given(step=-2), "less than -1"),
     "another finish": (given(finish="won"), "'won' is not a valid"),
     "no tokens": (given(token_ids=[]), "row 0"),
-    "tokens that are missing": (given(token_ids=None), "an array, or an element of one, is missing"),
-    "a token that is missing": (at("token_ids", 0, None), "an array, or an element of one, is missing"),
+    "tokens that are missing": (given(token_ids=None), "an array or one of its elements is missing"),
+    "a token that is missing": (at("token_ids", 0, None), "an array or one of its elements is missing"),
     "a negative token": (at("token_ids", 0, -1), "a token id is negative"),
     "more tokens than log-probs": (given(token_ids=[1] * 10_000), "row 0"),
     "a log-prob that is no number": (at("logprobs", -1, math.nan), "no valid log-prob"),
@@ -170,7 +170,7 @@ PLANS: Mapping[str, tuple[Spoil, str]] = {
     "other tokens": (at("tokens", 0, 10**6), "group, tokens and sampled"),
     "a weight that is no number": (at("weights", 0, math.nan), "negative or not finite"),
     "a negative weight": (at("weights", 0, -1.0), "negative or not finite"),
-    "a shared part that is too long": (at("shared", 0, 10**6), "no part of it"),
+    "a shared part that is too long": (at("shared", 0, 10**6), "more tokens than it has"),
     "a demonstration elsewhere": (given(demonstrations=[99]), "not among its ids"),
 }
 

@@ -165,7 +165,7 @@ def test_dead_letters_are_listed_put_back_and_discarded_and_one_that_is_unknown_
     assert [(each["id"], each["attempts"]) for each in describe_dead_letters(letters)] == [(first, 1), (second, 1)]
     assert "the tool fell over�[2J" in printed(dead_letter_table(letters, 0))
     (back,) = at_work.change(requeue, first)
-    assert (back.text, back.refused) == ("its task runs again as a new group", False)
+    assert (back.text, back.refused) == ("is requeued: its task runs again as a new group", False)
     unknown, done = at_work.change(discard, "t000000099.0.0", second)
     assert unknown.refused
     assert "there is no dead letter" in unknown.text

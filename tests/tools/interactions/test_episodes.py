@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncrl.chat.chat import Chat
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.errors import InteractionError
 from asyncrl.tools.interactions.users import InteractionCounts, Interactions
 from asyncrl.types import Finish, Role, Ticket, Trajectory

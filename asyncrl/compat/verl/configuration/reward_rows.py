@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, found_from, made, none, used
+from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, found_from, made, none, part, used
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
-from asyncrl.compat.verl.configuration.algorithm_rows import FILTER, OF_FUNCTION, part
+from asyncrl.compat.verl.configuration.correction_rows import FILTER, OF_FUNCTION
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults

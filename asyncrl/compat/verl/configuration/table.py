@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from asyncrl.compat.rows import Row
 from asyncrl.compat.verl.configuration import (
     actor_rows,
-    algorithm_rows,
+    advantage_rows,
+    correction_rows,
     data_rows,
+    loss_rows,
+    model_rows,
     reward_rows,
     rollout_rows,
     trainer_rows,
@@ -16,9 +19,12 @@ from asyncrl.compat.verl.configuration import (
 
 TABLE: tuple[Row, ...] = (
     *data_rows.ROWS,
+    *model_rows.ROWS,
     *actor_rows.ROWS,
     *rollout_rows.ROWS,
-    *algorithm_rows.ROWS,
+    *advantage_rows.ROWS,
+    *loss_rows.ROWS,
+    *correction_rows.ROWS,
     *reward_rows.ROWS,
     *trainer_rows.ROWS,
 )

@@ -15,9 +15,9 @@ from asyncrl.compat.verl.controller.operators.parts import Mode, evenly, shared_
 from asyncrl.compat.verl.controller.operators.plans import VERSION
 from asyncrl.compat.verl.controller.operators.prompts import tasks_of
 from asyncrl.compat.verl.controller.operators.rollout import FailedEpisode
-from asyncrl.compat.verl.fields import objects, require
+from asyncrl.compat.verl.fields import columns, objects, require
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.trajectories import columns, from_trajectories
+from asyncrl.compat.verl.to_batch import from_trajectories
 from asyncrl.errors import EngineError
 from asyncrl.ids import ticket_id
 from asyncrl.types import Purpose, Task, Ticket, Trajectory

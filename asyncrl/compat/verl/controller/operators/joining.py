@@ -14,8 +14,9 @@ from asyncrl.compat.verl.controller.worker import RENDEZVOUS, Worker
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import ConfigError, DispatchError
 from asyncrl.learner.ranks.determinism import be_deterministic
+from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Meeting, Membership
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine import process
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.compat.verl.controller.operators.parts import ROW
 from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.from_batch import to_labels, to_trajectories
 from asyncrl.compat.verl.packed import NAMES, PREPARED, add_tokens, to_tokens
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.trajectories import to_labels, to_trajectories
 from asyncrl.config.changes import ConfigChange
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher, FetchedBatch

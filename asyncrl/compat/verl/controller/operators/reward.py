@@ -13,15 +13,16 @@ from asyncrl.compat.verl.controller.operators.parts import by_trajectory, shared
 from asyncrl.compat.verl.controller.operators.plans import trajectories_of
 from asyncrl.compat.verl.controller.operators.prompts import tasks_of
 from asyncrl.compat.verl.controller.worker import Worker
-from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.fields import columns, require
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.trajectories import columns, label_fields, score_rows
+from asyncrl.compat.verl.to_batch import label_fields, score_rows
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, configured, needs, serves
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.scoring.labels import ScoredEpisode
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
-from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
+from asyncrl.scoring.scorer import KindUnavailableError, Scorer
 from asyncrl.scoring.step_rewards import StepRewards
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Labels, Lease, Task, Trajectory

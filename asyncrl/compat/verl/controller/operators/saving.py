@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.ranks.ranks import Ranks
 

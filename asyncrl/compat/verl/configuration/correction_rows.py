@@ -1,0 +1,188 @@
+"""Translates the keys of verl's section `algorithm` that weight, reject or filter episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from asyncrl.compat.rows import Setting, alias, made, none, part, used
+from asyncrl.compat.verl.configuration.actor_rows import POLICY_LOSS
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+CORRECTION = "algorithm.rollout_correction"
+BY_SEQUENCE = ("gspo", "geo_mean")
+"""Losses with one ratio per sequence."""
+OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
+"""Values of `rollout_rs` in verl 0.6, each with our parameter `over`."""
+FILTER = "algorithm.filter_groups"
+OF_FUNCTION = ("acc", "score")
+"""Metrics by which verl filters groups, without the penalty on long responses."""
+OF_BATCH = ("seq_reward", "seq_final_reward")
+"""Metrics by which verl filters groups, with that penalty."""
+
+
+def bounds(threshold: Any) -> tuple[float | None, float]:
+    """The lower and upper bound of a text `LOWER_UPPER`. A single number is the upper bound."""
+    low, sign, high = str(threshold).partition("_")
+    return (float(low), float(high)) if sign else (None, float(low))
+
+
+def _correction(source: VerlConfig) -> Iterator[Setting | str]:
+    level, bypass = source[f"{CORRECTION}.rollout_is"], source[f"{CORRECTION}.bypass_mode"]
+    if level is True:
+        level = source["algorithm.rollout_is_level"]
+    by_sequence = source[f"{POLICY_LOSS}.loss_mode"] in BY_SEQUENCE and not bypass
+    if by_sequence and level == "token":
+        yield f"{CORRECTION}.rollout_is=token: this loss has one ratio per sequence, so the level is geometric"
+        level = "geometric"
+    if bypass:
+        yield "algorithm.proximal", "behaviour"
+    weights: list[dict[str, Any]] = []
+    if level and not bypass:
+        low, high = bounds(source[f"{CORRECTION}.rollout_is_threshold"])
+        weights = [part("truncate", level=level, cap=high)]
+        if low is not None:
+            weights = [part("mask", level=level, low=low, high=high)]
+        if source[f"{CORRECTION}.rollout_is_batch_normalize"]:
+            weights.append(part("normalise"))
+    elif not bypass:
+        weights = [part("truncate", level="geometric" if by_sequence else "token", cap=2.0)]
+        yield (
+            f"{CORRECTION}.rollout_is is null: episodes may be older than the policy that trains on them, so "
+            "importance weights are truncated at 2, as by default"
+        )
+    dropping = [*_rejections(source), *_vetoes(source)]
+    if dropping and bypass:
+        yield (
+            f"{CORRECTION}.bypass_mode=true: rejections are left out, because the proximal policy that they compare "
+            "with the behaviour policy is the same here; set algorithm.proximal=recompute to keep them"
+        )
+        dropping = []
+    yield "algorithm.correction", [*weights, *dropping]
+
+
+def _rejections(source: VerlConfig) -> Iterator[dict[str, Any]]:
+    names = [name.strip() for name in str(source[f"{CORRECTION}.rollout_rs"] or "").split(",") if name.strip()]
+    given = source[f"{CORRECTION}.rollout_rs_threshold"]
+    thresholds = [] if given is None else str(given).split(",")
+    for number, name in enumerate(names):
+        over, _, form = name.rpartition("_")
+        threshold = thresholds[min(number, len(thresholds) - 1)] if thresholds else "2.0"
+        if name in OLDER_SPANS:
+            yield _older(name, threshold.strip(), source)
+            continue
+        low, high = bounds(threshold.strip())
+        span = over.replace("seq", "sequence")
+        if form == "k1":
+            # verl bounds -log(ratio) by the logarithms of the two thresholds.
+            limits = {"low": math.log(low or 1 / high), "high": math.log(high)}
+            yield part("reject", by="k1", over=span, **limits)
+        else:
+            yield part("reject", by=form, over=span, high=high)
+
+
+def _older(name: str, threshold: str, source: VerlConfig) -> dict[str, Any]:
+    """A rejection from an older release of verl, whose bounds are ratios instead of logarithms."""
+    low, high = bounds(threshold)
+    low = source[f"{CORRECTION}.rollout_rs_threshold_lower"] or low or 1 / high
+    return part("reject", by="k1", over=OLDER_SPANS[name], low=-math.log(high), high=-math.log(low))
+
+
+def _vetoes(source: VerlConfig) -> Iterator[dict[str, Any]]:
+    if threshold := source[f"{CORRECTION}.rollout_token_veto_threshold"]:
+        yield part("veto", threshold=threshold)
+
+
+def _groups(source: VerlConfig) -> Iterator[Setting | str]:
+    if not source[f"{FILTER}.enable"]:
+        return
+    yield "replay.filter.zero_variance", True
+    metric = source[f"{FILTER}.metric"]
+    if metric in OF_FUNCTION:
+        yield "replay.filter.score", "outcome"
+    elif metric == "seq_final_reward" and source["algorithm.use_kl_in_reward"]:
+        yield f"{FILTER}.metric={metric}: the KL in the reward does not count when groups are compared"
+    elif metric not in (None, *OF_BATCH):
+        yield "replay.filter.score", "outcome"
+        yield (
+            f"{FILTER}.metric={metric}: the replay compares the outcomes; to compare this number in the learner, add "
+            f"{{name: zero_variance, params: {{score: rule/NAME/{metric}}}}} to algorithm.correction"
+        )
+
+
+OLD: Mapping[str, str] = {
+    "rollout_is": "rollout_is",
+    "rollout_is_threshold": "rollout_is_threshold",
+    "rollout_rs": "rollout_rs",
+    "rollout_rs_threshold": "rollout_rs_threshold",
+    "rollout_rs_threshold_lower": "rollout_rs_threshold_lower",
+    "rollout_token_veto_threshold": "rollout_token_veto_threshold",
+}
+ROWS = (
+    made(
+        f"{CORRECTION}.rollout_is",
+        "`algorithm.correction`",
+        None,
+        "`truncate` at this level, or `mask` if `rollout_is_threshold` has two bounds. null becomes `truncate` at 2, "
+        "because episodes may be older than the policy that trains on them.",
+        _correction,
+    ),
+    used(
+        f"{CORRECTION}.rollout_is_threshold",
+        "`algorithm.correction`",
+        2.0,
+        "`cap` of `truncate` and `optimal_token_baseline`, or `low` and `high` of `mask`.",
+    ),
+    used(f"{CORRECTION}.rollout_is_batch_normalize", "`algorithm.correction`", False, "Adds `normalise`."),
+    used(f"{CORRECTION}.rollout_rs", "`algorithm.correction`", None, "Each name becomes a `reject`."),
+    used(
+        f"{CORRECTION}.rollout_rs_threshold",
+        "`algorithm.correction`",
+        None,
+        "`high` of `reject`. For k1, `low` and `high` are the logarithms of the two bounds.",
+    ),
+    used(
+        f"{CORRECTION}.rollout_rs_threshold_lower",
+        "`algorithm.correction`",
+        None,
+        "The lower bound if `rollout_rs` is `token`, `sequence` or `geometric`, as in older releases.",
+    ),
+    used(f"{CORRECTION}.rollout_token_veto_threshold", "`algorithm.correction`", None, "Adds `veto`."),
+    used(
+        f"{CORRECTION}.bypass_mode",
+        "`algorithm.proximal`",
+        False,
+        "True becomes `behaviour`, and `algorithm.correction` is empty.",
+    ),
+    used(
+        f"{CORRECTION}.loss_type",
+        "`algorithm.loss`",
+        "ppo_clip",
+        "Used in bypass mode: `reinforce` is kept if `rollout_is` is set, else it becomes `gpg`.",
+    ),
+    used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level if `rollout_is` is true."),
+    *(alias(f"algorithm.{old}", f"{CORRECTION}.{new}") for old, new in OLD.items()),
+    made(
+        f"{FILTER}.enable",
+        "`replay.filter.zero_variance`",
+        False,
+        "Groups whose members all have the same score are counted and replaced by new groups.",
+        _groups,
+    ),
+    used(
+        f"{FILTER}.metric",
+        "`replay.filter.score`",
+        None,
+        "`acc` and `score` become `outcome`, which excludes the penalty on long responses. `seq_reward` and "
+        "`seq_final_reward` become `reward`, which includes the penalty but no KL. For another metric, use "
+        "`zero_variance` of `algorithm.correction`.",
+    ),
+    none(
+        FILTER,
+        "max_num_gen_batches max_inflight_gen_batches",
+        "New groups are started until the batch is full.",
+    ),
+    none("algorithm", "use_pf_ppo pf_ppo.*", "`replay.sampler.kind=prioritised` prefers groups by their rewards."),
+    none(POLICY_LOSS, "rollout_correction.*", "Only `algorithm.rollout_correction` is read."),
+)

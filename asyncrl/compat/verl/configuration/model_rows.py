@@ -1,0 +1,162 @@
+"""Translates the keys of verl's section `actor_rollout_ref.model`: folders, adapters, attention and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from asyncrl.compat.rows import Row, Setting, at_home, made, none, used
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+MODEL = "actor_rollout_ref.model"
+FREEZES_MIXTURE = f"{MODEL}.override_config.moe_freeze_all"
+"""A key that only a fork of verl has."""
+ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
+LORA = f"{MODEL}.lora"
+MEGATRON_LAYERS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""The layers that Megatron fuses, each with its layers in Hugging Face's models."""
+
+
+def path_row(key: str, here: str, default: str, wanted: Callable[[VerlConfig], bool] = lambda source: True) -> Row:
+    """A row for the path of a model. Without `wanted`, the row makes no setting."""
+
+    def path(source: VerlConfig) -> Iterator[Setting | str]:
+        if not wanted(source) or source[key] is None:
+            return
+        yield here, at_home(source[key])
+        if not source.says(key):
+            yield f"{key} is not given: {here} is set to verl's default"
+
+    return made(key, f"`{here}`", default, "A folder or a name on the hub; `~` becomes the home folder.", path)
+
+
+def _remote_code(source: VerlConfig) -> Iterator[Setting | str]:
+    yield "model.trust_remote_code", bool(source[f"{MODEL}.trust_remote_code"] or source["data.trust_remote_code"])
+
+
+def _given(name: str, here: str) -> Callable[[VerlConfig], Iterator[Setting | str]]:
+    def value(source: VerlConfig) -> Iterator[Setting | str]:
+        if source[f"{MODEL}.{name}"] is not None:
+            yield here, at_home(source[f"{MODEL}.{name}"])
+
+    return value
+
+
+def _recompute(source: VerlConfig) -> Iterator[Setting | str]:
+    if not source[f"{MODEL}.enable_gradient_checkpointing"]:
+        yield "model.activations", 1.0
+
+
+def _attention(source: VerlConfig) -> Iterator[Setting | str]:
+    changes = source.below(f"{MODEL}.override_config")
+    changes.pop(FREEZES_MIXTURE.rpartition(".")[2], None)
+    implementation = changes.pop("attn_implementation", None) or changes.pop("model_config.attn_implementation", None)
+    if implementation in ATTENTION:
+        yield "model.attention", ATTENTION[implementation]
+    elif implementation:
+        yield f"{MODEL}.override_config.attn_implementation={implementation}: model.attention is auto"
+    given = {name.removeprefix("model_config."): value for name, value in changes.items() if value not in (None, {})}
+    if given:
+        yield "model.override_config", given
+
+
+def _lora(source: VerlConfig) -> Iterator[Setting | str]:
+    folder = source[f"{MODEL}.lora_adapter_path"] or source[f"{LORA}.adapter_path"]
+    if folder is not None:
+        yield "model.lora.path", folder
+    elif rank := source[f"{MODEL}.lora_rank"]:
+        yield from _adapters(rank, source[f"{MODEL}.lora_alpha"], source[f"{MODEL}.target_modules"])
+    elif rank := source[f"{LORA}.rank"]:
+        yield from _adapters(rank, source[f"{LORA}.alpha"], source[f"{LORA}.target_modules"])
+    if source[f"{LORA}.dropout"]:
+        yield f"{LORA}.dropout={source[f'{LORA}.dropout']}: adapters have no dropout here"
+
+
+def _adapters(rank: int, alpha: int, targets: Any) -> Iterator[Setting | str]:
+    given = [targets] if isinstance(targets, str) else list(targets)
+    yield "model.lora.rank", rank
+    yield "model.lora.alpha", alpha
+    yield "model.lora.targets", [name for each in given for name in MEGATRON_LAYERS.get(each, (each,))]
+
+
+ROWS = (
+    path_row(f"{MODEL}.path", "model.path", "~/models/deepseek-llm-7b-chat"),
+    made(
+        f"{MODEL}.trust_remote_code",
+        "`model.trust_remote_code`",
+        False,
+        "True if this or `data.trust_remote_code` is true.",
+        _remote_code,
+    ),
+    made(
+        f"{MODEL}.enable_gradient_checkpointing",
+        "`model.activations`",
+        True,
+        "True leaves asyncrl's default, which keeps as many activations as fit in memory. False keeps all activations.",
+        _recompute,
+    ),
+    Row(
+        (f"{MODEL}.override_config.*",),
+        "`model.override_config`, `model.attention`",
+        "`attn_implementation` becomes `model.attention`, and `moe_freeze_all` (in a fork of verl) becomes "
+        "`model.freeze=[verl_moe]`. All other fields become `model.override_config`.",
+        _attention,
+    ),
+    made(
+        f"{MODEL}.lora_rank",
+        "`model.lora`",
+        0,
+        "0 trains all weights. The adapters are merged into the weights that are pushed.",
+        _lora,
+    ),
+    used(f"{MODEL}.lora_alpha", "`model.lora.alpha`", 16, "The same value."),
+    used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same value; one name becomes a list."),
+    used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "Rank, alpha and targets are read from the folder."),
+    used(f"{LORA}.rank", "`model.lora.rank`", 0, "As `lora_rank`, for Megatron."),
+    used(f"{LORA}.alpha", "`model.lora.alpha`", 32, "The same value."),
+    used(
+        f"{LORA}.target_modules",
+        "`model.lora.targets`",
+        list(MEGATRON_LAYERS),
+        "Megatron's fused layers become those of the Hugging Face model, such as `q_proj`.",
+    ),
+    used(f"{LORA}.adapter_path", "`model.lora.path`", None, "As `lora_adapter_path`."),
+    used(f"{LORA}.dropout", "`model.lora`", 0.0, "Left out: adapters have no dropout. The report says so."),
+    none(
+        MODEL,
+        "exclude_modules lora.*",
+        "`model.lora.targets` names all layers that get adapters, which are always merged into the pushed weights.",
+    ),
+    made(
+        f"{MODEL}.custom_chat_template",
+        "`model.chat_template`",
+        None,
+        "The text of the template.",
+        _given("custom_chat_template", "model.chat_template"),
+    ),
+    made(
+        f"{MODEL}.tokenizer_path",
+        "`model.tokenizer`",
+        None,
+        "A folder or a name on the hub; `~` becomes the home folder.",
+        _given("tokenizer_path", "model.tokenizer"),
+    ),
+    none(
+        MODEL,
+        "hf_config_path",
+        "config.json in the model's folder is read; `model.override_config` changes its fields.",
+    ),
+    none(MODEL, "external_lib", "Give the dotted path of a class or function of yours in the key that uses it."),
+    none(
+        MODEL,
+        "use_remove_padding use_shm use_liger use_fused_kernels fused_kernel_options.* enable_activation_offload "
+        "tiled_mlp.* mtp.*",
+        "Sequences are always packed without padding. The learner has its own settings for the rest "
+        "(docs/training.md).",
+    ),
+)
