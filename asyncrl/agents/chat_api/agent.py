@@ -35,7 +35,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
     thread. Raises ConfigError: it cannot be loaded, made or called.
     """
     setting = f"actor.agent={path}"
-    agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}")
+    agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}, verl")
     given = {str(name): value for name, value in options.items()}
     if isinstance(agent, type):
         agent = _made(agent, setting, given)

@@ -27,7 +27,7 @@ from asyncrl.launch.preflight.models import (
     check_tokenizer,
     policy_size,
 )
-from asyncrl.launch.preflight.play import check_play
+from asyncrl.launch.preflight.play import check_agent, check_play
 from asyncrl.launch.preflight.problems import Problems
 from asyncrl.launch.preflight.prompts import prompt_lengths
 from asyncrl.launch.preflight.row_checks import RowChecks
@@ -82,6 +82,7 @@ def preflight(
         _probe_parts(config.algorithm, learner.group_size)
     trains = learner.epochs is not None or learner.total_steps > 0
     found.check(partial(check_play, actor, files, trains))
+    found.check(partial(check_agent, actor, config.data, config.model))
     open_own_chat = cache(partial(open_chat, config))
     with found.collected():
         _check_models(config, open_own_chat, files, found)

@@ -131,7 +131,7 @@ class AgentLoopBase(ABC):
         return {}
 
     async def process_multi_modal_info(self, messages: Messages) -> dict[str, Any]:
-        """As `process_vision_info`."""
+        """The images, videos and audio of messages: none, as in `process_vision_info`."""
         return {}
 
     async def ct_build_initial_tokens(

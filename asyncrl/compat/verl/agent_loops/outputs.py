@@ -1,4 +1,4 @@
-"""What agent loops of verl pass on: the policy's tokens, and the sequence of an episode."""
+"""The types of agent loops of verl: a turn of the policy, and the output of an episode."""
 
 from __future__ import annotations
 

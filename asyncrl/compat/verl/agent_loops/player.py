@@ -21,14 +21,14 @@ from asyncrl.compat.verl.agent_loops.base import DictConfigWrap, ToolListWrap
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy, read_ids
 from asyncrl.compat.verl.agent_loops.settings import loop_config
 from asyncrl.compat.verl.names import provide_verl
-from asyncrl.compat.verl.trajectories import task_fields
+from asyncrl.compat.verl.to_batch import task_fields
 from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.config.group_files import FAILURES
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
 from asyncrl.episode.claims import ClaimedSequence, follow
 from asyncrl.episode.episode import Episode
-from asyncrl.episode.recorder import LimitError
+from asyncrl.episode.limits import LimitError
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -212,7 +212,7 @@ def _row(task: Task, group_id: str) -> dict[str, Any]:
 
 
 def _claim(output: Any) -> ClaimedSequence:
-    """What a loop's output says of its tokens. Raises RefusedError: the output is malformed."""
+    """The tokens of a loop's output, and which of them it takes for sampled. Raises RefusedError: the output is malformed."""
     needed = ("prompt_ids", "response_ids", "response_mask", "extra_fields", "metrics")
     if missing := [name for name in needed if not hasattr(output, name)]:
         raise RefusedError(f"it returned {output!r:.100}, which has no {', '.join(missing)}; return an AgentLoopOutput")

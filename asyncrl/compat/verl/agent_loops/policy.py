@@ -12,7 +12,8 @@ from asyncrl.chat.chat import Chat
 from asyncrl.chat.parsing import ParsedTurn
 from asyncrl.compat.verl.agent_loops.outputs import TokenOutput
 from asyncrl.episode.episode import Episode
-from asyncrl.episode.recorder import CompletionRequest, LimitError
+from asyncrl.episode.limits import LimitError
+from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import EngineError, RefusedError
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {

@@ -11,7 +11,7 @@ from asyncrl.compat.verl.agent_loops.player import VerlAgentLoops
 from asyncrl.compat.verl.agent_loops.settings import loop_config
 from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.types import Task, Trajectory
 from tests.episode.fakes import (
     CHATML,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from asyncrl.compat.verl.agent_loops.player import read_loops
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.config.schema import DataConfig
 from asyncrl.engine.base import Generation
-from asyncrl.episode.recorder import LimitError
+from asyncrl.episode.limits import LimitError
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.types import Finish, Role, Trajectory
 from tests.compat.verl.agent_loops.support import CHAT, LIMITS, TASK, TOKENIZER, make_player, play, runner_of
@@ -24,6 +25,7 @@ from tests.episode.fakes import END, Cut, make_ticket
 LOOPS = f"{__package__}.loops"
 UNUSUAL = f"{__package__}.unusual"
 ANSWER = "it is 15"
+PAGE = Path(__file__).parents[4] / "docs" / "verl.md"
 
 pytestmark = pytest.mark.skipif(not provide_verl(), reason="verl itself is installed here")
 
@@ -40,6 +42,15 @@ async def test_a_loop_that_continues_its_conversation_is_one_sequence_of_the_tem
     assert [turn.role for turn in trajectory.turns] == [Role.PROMPT, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
     assert trajectory.finish is Finish.COMPLETED
     assert set(trajectory.timings) == {"wait", "generate", "agent"}
+
+
+async def test_the_loop_of_the_page_plays_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = next(each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "AsksTwice" in each)
+    (tmp_path / "my_loops.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trajectory = await play(make_player("my_loops.AsksTwice"), [ANSWER, "yes"])
+    assert spans(trajectory) == [ANSWER + END, "yes" + END]
+    assert "Are you sure?" in spans(trajectory, Role.TOOL)[0]
 
 
 async def test_loops_of_earlier_releases_play_the_same_sequence() -> None:

@@ -50,7 +50,7 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, given: dict[str, A
 def test_the_length_of_prompts_may_be_limited_since_the_loops_keep_to_it() -> None:
     words = ["model.path=m", "data.train=t.parquet", "data.max_prompt_length=64"]
     assert read([*words, "actor.agent=verl"], names_missing_data=False).data.max_prompt_length == 64
-    with pytest.raises(ConfigError, match=r"data.max_prompt_length actor.agent: an agent makes its own prompts"):
+    with pytest.raises(ConfigError, match=r"actor.agent=my.agent: an agent makes its own prompts"):
         read([*words, "actor.agent=my.agent"], names_missing_data=False)
 
 
@@ -63,5 +63,5 @@ def test_a_run_trains_on_the_episodes_of_a_loop(tmp_path: Path) -> None:
         run.finish()
         [step] = run.steps()
         metrics = "".join(file.read_text() for file in run.dir.rglob("*.jsonl"))
-    assert step["step"] == 1
+    assert step["step"] == 0
     assert '"agent/num_turns"' in metrics
