@@ -51,12 +51,14 @@ def follow(recorder: Recorder, claim: ClaimedSequence) -> None:
         if claim.logprobs is not None:
             # Two branches may have sampled the same tokens, with different log-probs.
             exact[span] |= claim.logprobs[span] == recorded[span]
-    for at in np.flatnonzero(claim.sampled & ~known)[:1]:
+    if len(false := np.flatnonzero(claim.sampled & ~known)):
+        at = false[0]
         where = "it lies in tokens that the policy was given"
         if at >= reached:
             where = f"at position {reached} the sequence departs from all that the policy was given and sampled"
         raise RefusedError(f"token {claim.tokens[at]} at position {at} was not sampled by the policy there: {where}")
-    for at in np.flatnonzero(claim.sampled & ~exact)[:1] if claim.logprobs is not None else ():
+    if claim.logprobs is not None and len(differing := np.flatnonzero(claim.sampled & ~exact)):
+        at = differing[0]
         raise RefusedError(
             f"the log-prob of the token at position {at} is given as {claim.logprobs[at]:g}, but it was sampled with "
             f"{recorded[at]:g}"
@@ -65,7 +67,7 @@ def follow(recorder: Recorder, claim: ClaimedSequence) -> None:
 
 
 def _following(recorder: Recorder, completion: Prefix, claim: ClaimedSequence) -> list[Prefix]:
-    """What remains of a completion: the same, a shorter one, or nothing."""
+    """The completion as the claim leaves it: the same, a shorter one, or none."""
     branch, turn = completion.branch, completion.turn
     common, length = common_prefix(claim.tokens, completion.tokens), len(claim.tokens)
     if common < min(turn.end, length):

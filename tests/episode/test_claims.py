@@ -141,7 +141,7 @@ def test_what_is_trained_was_sampled_and_claimed_and_no_claim_makes_more(data: s
 
 
 def _known(recorder: Recorder, tokens: list[int]) -> list[bool]:
-    """For each token, whether some completion sampled it after exactly the tokens before it."""
+    """True for each token that some completion sampled after exactly the tokens before it."""
     found = [False] * len(tokens)
     for each in recorder.completions:
         recorded = each.tokens.tolist()

@@ -181,7 +181,7 @@ class VerlAgentLoops:
         elif tools:
             rewards["tool_rewards"] = sum(tools)
         numbers = {
-            name: value
+            name: float(value)
             for name, value in {**output.extra_fields, "num_turns": output.num_turns}.items()
             if isinstance(value, Real) and name not in _VERSIONS and METRIC_NAME.fullmatch(name)
         }
@@ -212,7 +212,7 @@ def _row(task: Task, group_id: str) -> dict[str, Any]:
 
 
 def _claim(output: Any) -> ClaimedSequence:
-    """The tokens of a loop's output, and which of them it takes for sampled. Raises RefusedError: the output is malformed."""
+    """The tokens of a loop's output, and which of them it takes for sampled. Raises RefusedError: it is malformed."""
     needed = ("prompt_ids", "response_ids", "response_mask", "extra_fields", "metrics")
     if missing := [name for name in needed if not hasattr(output, name)]:
         raise RefusedError(f"it returned {output!r:.100}, which has no {', '.join(missing)}; return an AgentLoopOutput")

@@ -28,7 +28,7 @@ class ToolText:
 
 
 class AgentState(Enum):
-    """What the loop does next."""
+    """The next act of the loop."""
 
     PENDING = "pending"
     GENERATING = "generating"
@@ -285,7 +285,7 @@ def _id_of(call: FunctionCall) -> dict[str, str]:
 
 
 def _as_result(returned: Any) -> tuple[Any, float | None, dict[str, Any]]:
-    """What a function tool returned: a response alone, or with a reward and further agent_data."""
+    """The result of a function tool: a response alone, or with a reward and further agent_data."""
     response, reward, further = (*returned, None, None)[:3] if isinstance(returned, tuple) else (returned, None, None)
     if not hasattr(response, "text"):
         response = ToolText(json.dumps(response, ensure_ascii=False) if isinstance(response, dict) else str(response))

@@ -1,4 +1,4 @@
-"""Our agent loops beside verl's own, where ASYNCRL_VERL_PYTHON names a Python that has verl: the same episodes."""
+"""Our agent loops and those of verl play the same episodes, where ASYNCRL_VERL_PYTHON names a Python that has verl."""
 
 from __future__ import annotations
 

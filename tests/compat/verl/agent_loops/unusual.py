@@ -121,7 +121,7 @@ class AsksOn(Once):
 
 
 class StopsWhenFull(Once):
-    """As AsksOn, but returns what it has once the episode is full."""
+    """Lets the policy go on like AsksOn, but returns what it has once the episode is full."""
 
     async def changed(self, output: AgentLoopOutput, sampling_params: dict[str, Any]) -> AgentLoopOutput:
         try:
