@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from asyncrl.compat.verl import agent_loops, controller
-from asyncrl.compat.verl.agent_loops import base, parsers, timing, tool_agent
+from asyncrl.compat.verl.agent_loops import base, helpers, parsers, tool_agent
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy
 from asyncrl.compat.verl.agent_loops.single_turn import SingleTurnAgentLoop
 from asyncrl.compat.verl.interactions import BaseInteraction, interactions_of
@@ -79,6 +79,12 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
         "FunctionCall": parsers.FunctionCall,
         "ToolParser": parsers.ToolParser,
     },
+    "verl.experimental.agent_loop.utils": {
+        "add_generation_prompt_for_gpt_oss": helpers.add_generation_prompt_for_gpt_oss,
+        "build_gpt_oss_tool_response_text": helpers.build_gpt_oss_tool_response_text,
+        "format_gpt_oss_tool_response_manually": helpers.format_gpt_oss_tool_response_manually,
+        "resolve_config_path": helpers.resolve_config_path,
+    },
     "verl.interactions": {},
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.interactions.utils": {},
@@ -98,8 +104,8 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.single_controller.ray.base": _of_controller(*_RAY),
     "verl.utils": {},
     "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
-    "verl.utils.profiler": {"simple_timer": timing.simple_timer},
-    "verl.utils.rollout_trace": {"rollout_trace_op": timing.rollout_trace_op},
+    "verl.utils.profiler": {"simple_timer": helpers.simple_timer},
+    "verl.utils.rollout_trace": {"rollout_trace_op": helpers.rollout_trace_op},
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},
     "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k_score},
     "verl.workers": {},

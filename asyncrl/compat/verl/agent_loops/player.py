@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,10 @@ def open_loops(
     provide_verl()
     given = read_loops(agent_loop_config_path) if agent_loop_config_path else {}
     loops_config = loop_config(actor, data, model, config or {})
-    # The loops get a tokenizer of their own, which they may change.
+    # The loops get a tokenizer of their own, which they may change. Loops that render by it expect a list of ids, as
+    # releases of transformers before 5 returned.
     tokenizer, model_type = open_tokenizer(model), str(open_config(model).model_type)
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, return_dict=False)
     return VerlAgentLoops(default_agent_loop, given, loops_config, tokenizer, model_type)
 
 

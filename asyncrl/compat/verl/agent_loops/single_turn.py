@@ -6,8 +6,8 @@ from typing import Any
 from uuid import uuid4
 
 from asyncrl.compat.verl.agent_loops.base import AgentLoopBase, register
+from asyncrl.compat.verl.agent_loops.helpers import simple_timer
 from asyncrl.compat.verl.agent_loops.outputs import AgentLoopOutput
-from asyncrl.compat.verl.agent_loops.timing import simple_timer
 
 
 @register("single_turn_agent")

@@ -11,9 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 from asyncrl.compat.verl.agent_loops.base import AgentLoopBase, ToolListWrap, register
+from asyncrl.compat.verl.agent_loops.helpers import simple_timer
 from asyncrl.compat.verl.agent_loops.outputs import AgentLoopOutput
 from asyncrl.compat.verl.agent_loops.parsers import FunctionCall, ToolParser
-from asyncrl.compat.verl.agent_loops.timing import simple_timer
 from asyncrl.compat.verl.interactions import interactions_of
 from asyncrl.errors import RefusedError
 
@@ -214,7 +214,7 @@ class ToolAgentLoop(AgentLoopBase):
     async def _call_tool(
         self, tool_call: FunctionCall, tools_kwargs: Mapping[str, Any], agent_data: AgentData
     ) -> tuple[Any, float | None, dict[str, Any]]:
-        """The response of a tool, its reward and further agent_data.
+        """The response of a tool, its reward and further data.
 
         If the policy names no tool, it reads the reason. If a tool raises an exception, the episode fails.
         """
@@ -285,7 +285,7 @@ def _id_of(call: FunctionCall) -> dict[str, str]:
 
 
 def _as_result(returned: Any) -> tuple[Any, float | None, dict[str, Any]]:
-    """The result of a function tool: a response alone, or with a reward and further agent_data."""
+    """The result of a function tool: a response alone, or with a reward and further data."""
     response, reward, further = (*returned, None, None)[:3] if isinstance(returned, tuple) else (returned, None, None)
     if not hasattr(response, "text"):
         response = ToolText(json.dumps(response, ensure_ascii=False) if isinstance(response, dict) else str(response))

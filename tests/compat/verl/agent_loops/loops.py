@@ -56,6 +56,24 @@ class Twice(AgentLoopBase):
         return list(merged.token_ids)
 
 
+@register("renders")
+class Renders(AgentLoopBase):
+    """Renders its prompt by the tokenizer itself."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        prompt_ids = await self.loop.run_in_executor(
+            None,
+            lambda: self.tokenizer.apply_chat_template(kwargs["raw_prompt"], add_generation_prompt=True, tokenize=True),
+        )
+        start = len(prompt_ids)
+        output = await self.server_manager.generate("1", prompt_ids=prompt_ids, sampling_params=sampling_params)
+        prompt_ids += output.token_ids
+        mask = [1] * len(output.token_ids)
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids[:start], response_ids=prompt_ids[start:], response_mask=mask, metrics={}
+        )
+
+
 @register("older")
 class Older(AgentLoopBase):
     """Asks twice in the way of releases 0.6 and 0.7."""

@@ -66,12 +66,12 @@ EPISODES: dict[str, tuple[Any, Any]] = {
 MULTI_TURN = {"actor_rollout_ref": {"rollout": {"multi_turn": {"max_parallel_calls": 2}}}}
 
 
+async def played(loop: Any, script: Any, given: dict[str, Any] | None = None) -> Trajectory:
+    return await play(make_player(loop, config=MULTI_TURN, given=given or with_tools()), script)
+
+
 async def trajectories() -> dict[str, Any]:
-    found = {}
-    for name, (loop, script) in EPISODES.items():
-        player = make_player(loop, config=MULTI_TURN, given=with_tools())
-        found[name] = described(await play(player, script))
-    return found
+    return {name: described(await played(*episode)) for name, episode in EPISODES.items()}
 
 
 def described(trajectory: Trajectory) -> dict[str, Any]:

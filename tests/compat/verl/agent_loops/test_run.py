@@ -12,6 +12,7 @@ from asyncrl.compat.verl.names import provide_verl
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.types import Role
 from tests.chaos.world import World
 from tests.compat.verl.agent_loops.support import play
 from tests.end_to_end.support import Run
@@ -31,6 +32,13 @@ async def test_the_options_choose_the_loop_and_its_tokenizer_is_the_models(tmp_p
     )
     trajectory = await play(player, ["it is 15", "yes"])
     assert trajectory.rewards == {"reward_score": 1.0}
+
+
+async def test_a_loop_that_renders_by_the_tokenizer_gets_a_list_of_ids(tmp_path: Path) -> None:
+    model = ModelConfig(path=str(World.make(tmp_path).model))
+    player = open_verl_loops(options(default_agent_loop=f"{LOOPS}.Renders"), DataConfig(), model)
+    trajectory = await play(player, ["it is 15"])
+    assert sum(turn.role is Role.ASSISTANT for turn in trajectory.turns) == 1
 
 
 @pytest.mark.parametrize(
