@@ -308,7 +308,12 @@ class Recorder:
 
     def _continued(self, tokens: NDArray[np.int32]) -> tuple[Prefix | None, GivenTokens]:
         """The longest prefix with which `tokens` begin, and the tokens after it. A prefix at the end of a free branch
-        is preferred to its copies."""
+        is preferred to its copies.
+
+        Raises RefusedError: the tokens have a placeholder of an image or a video.
+        """
+        if self._images.forged(tokens, ()):
+            raise RefusedError("tokens cannot show an image or a video, but they have a placeholder of one")
         fitting = [each for each in self.completions if each.begins(tokens)]
         if not fitting:
             return None, GivenTokens(tokens)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from asyncrl.chat.image_blocks import image_blocks
 from asyncrl.chat.messages import read_messages, read_tools
 from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.compat.verl.agent_loops.outputs import AgentLoopOutput
@@ -193,11 +194,14 @@ class AgentLoopBase(ABC):
         return cut
 
     def _prompt(self, messages: Messages, tools: Messages | None) -> list[int]:
-        ids: list[int] = self._chat.prompt(read_messages(messages), _tools(tools)).tolist()
+        read = read_messages(messages)
+        self._assert_mm_supported(bool(image_blocks(read)))
+        ids: list[int] = self._chat.prompt(read, _tools(tools)).tolist()
         return ids
 
     def _suffix(self, before: Messages, messages: Messages, tools: Messages | None, last: int | None) -> list[int]:
         following = read_messages([*before, *messages])[len(before) :]
+        self._assert_mm_supported(bool(image_blocks(following)))
         ids: list[int] = self._chat.suffix(following, _tools(tools), last).tolist()
         return ids
 

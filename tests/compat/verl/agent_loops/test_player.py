@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 
 from asyncrl.agents.chat_api.result import AgentError
+from asyncrl.chat.chat import Chat
 from asyncrl.compat.verl.agent_loops.player import read_loops
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.config.schema import DataConfig
 from asyncrl.engine.base import Generation
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.limits import LimitError
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.types import Finish, Role, Trajectory
 from tests.compat.verl.agent_loops.support import CHAT, LIMITS, TASK, TOKENIZER, make_player, play, runner_of
-from tests.episode.fakes import END, Cut, make_ticket
+from tests.episode.fakes import END, Cut, ScriptedEngine, make_ticket
+from tests.vision import vision_desk, vision_tokenizer
 
 LOOPS = f"{__package__}.loops"
 UNUSUAL = f"{__package__}.unusual"
@@ -234,3 +237,22 @@ def test_a_default_loop_that_does_not_exist_is_refused(name: str) -> None:
 def test_keys_that_asyncrl_has_itself_are_refused(further: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         make_player("single_turn_agent", config=further)
+
+
+async def test_images_are_refused_by_name() -> None:
+    shown = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa"}}, {"type": "text", "text": "?"}]
+    for content in (shown, [{"type": "image", "image": "a.png"}]):
+        task = replace(TASK, messages=[{"role": "user", "content": content}])
+        with pytest.raises(AgentError, match=r"only text here|image cannot be recorded"):
+            await play("single_turn_agent", [], task=task)
+    with pytest.raises(AgentError, match="image_data: agent loops of verl show only text"):
+        await play(f"{UNUSUAL}.ShowsImages", [])
+
+
+async def test_tokens_with_the_placeholder_of_an_image_are_refused(tmp_path: Path) -> None:
+    tokenizer = vision_tokenizer()
+    player = make_player(f"{UNUSUAL}.Forges")
+    runner = EpisodeRunner(ScriptedEngine(tokenizer, [ANSWER]), Chat(tokenizer), player, LIMITS)
+    runner = replace(runner, images=vision_desk(tmp_path))
+    with pytest.raises(AgentError, match="tokens cannot show an image or a video"):
+        await runner.run(replace(make_ticket("t/1"), task=TASK), lambda: None)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from asyncrl.errors import EngineError, RefusedError
+from tests.vision import vision_tokenizer
 
 Ids = list[int]
 
@@ -183,3 +184,19 @@ class Breaks(Once):
 class Exits(Once):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         raise SystemExit(3)
+
+
+class ShowsImages(Once):
+    async def ask(self, ids: Ids, sampling_params: dict[str, Any]) -> Ids:
+        output = await self.server_manager.generate(
+            request_id="r", prompt_ids=ids, sampling_params=sampling_params, image_data=[b"png"]
+        )
+        return output.token_ids
+
+
+class Forges(Once):
+    """Puts the placeholder of an image among the tokens of its prompt."""
+
+    async def ask(self, ids: Ids, sampling_params: dict[str, Any]) -> Ids:
+        [image] = vision_tokenizer().convert_tokens_to_ids(["<|image_pad|>"])
+        return await super().ask([*ids, image], sampling_params)
