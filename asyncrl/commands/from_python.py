@@ -58,7 +58,7 @@ class RunView:
 
     @property
     def result(self) -> str:
-        """done, stopped or failed. Empty while the run is running, and if its launcher wrote no result."""
+        """done, solved, stopped or failed. Empty while the run is running, and if its launcher wrote no result."""
         return self._reader.end()
 
     @property

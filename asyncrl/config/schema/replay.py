@@ -24,8 +24,8 @@ class FilterConfig:
     max_tokens: int | None = option(None, "refuse groups that have a trajectory of more tokens", "[1, inf)")
     max_refused: int | None = option(
         256,
-        "the run ends with the reason after this many groups that filters refuse in a row, and at least two batches; "
-        "null: never",
+        "the run ends with the reason after this many groups that filters refuse in a row, and at least two batches "
+        "(docs/faults.md#filters-refuse-every-group); null: never",
         "[1, inf)",
     )
 
