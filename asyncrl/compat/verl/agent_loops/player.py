@@ -253,6 +253,11 @@ def _load_tools(multi_turn: DictConfig) -> list[Any]:
     paths = {key: multi_turn.get(key) for key in ("tool_config_path", "function_tool_path")}
     if not any(paths.values()):
         return []
-    load = imported("verl.tools.tool_registry.load_all_tools", f"{SETTING}.config: {next(filter(paths.get, paths))}")
-    tools: list[Any] = load(**paths)
+    setting = f"{SETTING}.config: {', '.join(f'{key}={path}' for key, path in paths.items() if path)}"
+    load = imported("verl.tools.tool_registry.load_all_tools", setting)
+    try:
+        tools: list[Any] = load(**paths)
+    # The files name the user's own classes and functions, which may raise any exception.
+    except Exception as error:
+        raise ConfigError(f"{setting}: the tools cannot be made: {reason_of(error)}") from error
     return tools
