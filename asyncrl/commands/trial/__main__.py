@@ -1,6 +1,6 @@
-"""`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
-then the rule's score, and the scores of its steps by scoring.steps or by your class of scoring.prm. Use it to try a new
-environment, tool, simulated user, rule, step reward or process reward model before a run.
+"""`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens.
+Then it shows the rule's score, and the step scores of scoring.steps or of your class of scoring.prm. Use it to try a
+new environment, tool, simulated user, rule, step reward or process reward model before a run.
 
 TASKS means the same as data.train. The policy is the model of model.path in the embedded engine, or the SGLang server
 of engine.urls (engine.kind=sglang), which keeps its weights. With --answers a script replaces the policy: each line of
@@ -96,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("tasks", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="index of the task, from 0 (0)")
+    parser.add_argument(
+        "--index", type=int, default=0, metavar="N", help="index of the task, counted from 0 (default: 0)"
+    )
     parser.add_argument("--answers", type=Path, metavar="FILE", help="a script that replaces the policy")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="also find group files in DIR")
     return parser
@@ -155,8 +157,8 @@ def _tools(actor: ActorConfig, task: Task) -> list[str]:
 
 
 def _check_model(model: ModelConfig) -> None:
-    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: an engine that runs
-    elsewhere needs only its tokenizer."""
+    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: if the engine runs
+    elsewhere, only the tokenizer must be in the folder."""
     if model.path != NO_MODEL and not Path(model.path).is_dir() and (reason := missing_model(model)):
         raise ConfigError(f"model.path={model.path}: {reason}")
 

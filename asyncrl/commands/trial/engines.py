@@ -21,12 +21,12 @@ def open_engine(
     engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]
 ) -> Engine:
     """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
-    Raises ConfigError: this kind of engine, or this number of servers, cannot play a single episode.
+    Raises ConfigError: `asyncrl try` cannot use this kind of engine, or this number of servers.
     """
     if engine.kind == "embedded":
         return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
     if engine.kind != "sglang":
-        # Joining a vLLM server, as an actor must, would end the requests of others.
+        # An engine for vLLM must join the server as an actor does, and this would end the requests of its other users.
         raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
     if len(engine.urls) != 1:
         raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")

@@ -30,7 +30,7 @@ async def play(
     async with AsyncExitStack() as stack:
         engine: Engine | None = script
         if engine is None:
-            # Imported here, because a script should not wait for the imports of an engine.
+            # Imported here, because a trial with a script should not wait for the imports of an engine.
             from asyncrl.commands.trial.engines import open_engine
             from asyncrl.engine.from_config import open_server
 
