@@ -29,7 +29,7 @@ from asyncrl.launch.preflight.models import (
     policy_size,
 )
 from asyncrl.launch.preflight.own_code import own_paths
-from asyncrl.launch.preflight.play import check_play
+from asyncrl.launch.preflight.play import check_agent, check_play
 from asyncrl.launch.preflight.problems import Problems
 from asyncrl.launch.preflight.prompts import prompt_lengths
 from asyncrl.launch.preflight.row_checks import RowChecks
@@ -92,6 +92,7 @@ def preflight(
             _probe_parts(config.algorithm, learner.group_size)
         trains = learner.epochs is not None or learner.total_steps > 0
         found.check(partial(check_play, actor, files, trains, trial))
+        found.check(partial(check_agent, actor, config.data, config.model))
         with found.collected():
             _check_models(config, open_own_chat, files, found)
         if not found.any:

@@ -632,3 +632,37 @@ def test_verls_own_configuration_has_no_key_that_the_table_does_not_know(engine:
     folder = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.split()[-1]
     result = translate(read_verl(Path(folder) / f"_generated_ppo_{engine}trainer.yaml", [], {}))
     assert result.unknown == ()
+
+
+def test_agent_loops_of_ones_own_play_the_episodes() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = [
+        f"{rollout}.agent.agent_loop_config_path=loops.yaml",
+        f"{rollout}.agent.default_agent_loop=mine",
+        f"{rollout}.multi_turn.enable=True",
+        f"{rollout}.multi_turn.max_assistant_turns=5",
+        f"{rollout}.multi_turn.max_parallel_calls=3",
+        f"{rollout}.multi_turn.interaction_config_path=users.yaml",
+    ]
+    made = from_words(*words)
+    assert made.settings["actor.agent"] == "verl"
+    assert made.settings["actor.max_turns"] == 5
+    assert made.settings["actor.agent_options"] == {
+        "default_agent_loop": "mine",
+        "agent_loop_config_path": "loops.yaml",
+        "config": {
+            "actor_rollout_ref": {
+                "rollout": {"multi_turn": {"interaction_config_path": "users.yaml", "max_parallel_calls": 3}}
+            }
+        },
+    }
+    assert "actor.interactions" not in made.settings
+    assert not has([*made.differs, *made.without], "max_parallel_calls")
+
+
+@pytest.mark.parametrize("loop", ["single_turn_agent", "tool_agent"])
+def test_the_loops_of_verl_itself_become_no_agent(loop: str) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    made = from_words(f"{rollout}.agent.default_agent_loop={loop}", f"{rollout}.multi_turn.max_parallel_calls=3")
+    assert "actor.agent" not in made.settings
+    assert has(made.differs, "max_parallel_calls=3", "all calls of a turn run at once")
