@@ -11,9 +11,19 @@ from typing import Any, TypeVar
 
 from asyncrl.compat.verl import controller
 from asyncrl.compat.verl.interactions import BaseInteraction
+from asyncrl.compat.verl.loop_managers import (
+    DAPOLoopManager,
+    GDPOLoopManager,
+    NaiveLoopManager,
+    RateLimitedRewardManager,
+    RemoteRewardManager,
+)
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.rate_limits import AsyncTokenBucket
+from asyncrl.compat.verl.reward_loop import RewardManagerBase, get_event_loop, get_reward_manager_cls
+from asyncrl.compat.verl.reward_loop import register as register_loop_manager
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
@@ -41,6 +51,16 @@ _MANAGERS = {
     "SkyworkPRMRewardManager": SkyworkPRMRewardManager,
     "register": register,
 }
+_LOOP = "verl.experimental.reward_loop"
+_REGISTRY = {"register": register_loop_manager, "get_reward_manager_cls": get_reward_manager_cls}
+_LOOP_MANAGERS = {
+    "naive": {"NaiveRewardManager": NaiveLoopManager},
+    "dapo": {"DAPORewardManager": DAPOLoopManager},
+    "gdpo": {"GDPORewardManager": GDPOLoopManager},
+    "limited": {"AsyncTokenBucket": AsyncTokenBucket, "RateLimitedRewardManager": RateLimitedRewardManager},
+    "remote": {"RemoteRewardManager": RemoteRewardManager},
+}
+"""The modules of verl's managers for single rows."""
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
 _RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup")
@@ -52,6 +72,15 @@ def _of_controller(*names: str) -> Mapping[str, Any]:
 
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl": {"DataProto": DataProto},
+    "verl.experimental": {},
+    _LOOP: {},
+    f"{_LOOP}.reward_manager": {
+        **_REGISTRY,
+        **{name: cls for each in _LOOP_MANAGERS.values() for name, cls in each.items()},
+    },
+    f"{_LOOP}.reward_manager.base": {"RewardManagerBase": RewardManagerBase, "RawRewardFn": Callable},
+    f"{_LOOP}.reward_manager.registry": _REGISTRY,
+    **{f"{_LOOP}.reward_manager.{name}": content for name, content in _LOOP_MANAGERS.items()},
     "verl.interactions": {},
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.protocol": {
@@ -69,6 +98,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.single_controller.ray.base": _of_controller(*_RAY),
     "verl.utils": {},
     "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
+    "verl.utils.ray_utils": {"get_event_loop": get_event_loop},
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},
     "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k_score},
     "verl.workers": {},
