@@ -27,11 +27,16 @@ ROWS = [["p", "xy", "x", "a", 1.0], ["pq", "zzz", "z", "b", 0.5], ["p", "x", "x"
 @pytest.fixture(autouse=True)
 def _without_verl() -> Iterator[None]:
     """Nothing of these tests is left in the process."""
+
+    def forget() -> None:
+        REWARD_MANAGER.pop("brief", None)
+        for name in list(sys.modules):
+            if name.partition(".")[0] == "verl" or name == WRITTEN_FOR_VERL:
+                del sys.modules[name]
+
+    forget()
     yield
-    REWARD_MANAGER.pop("brief", None)
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "verl" or name == WRITTEN_FOR_VERL:
-            del sys.modules[name]
+    forget()
 
 
 def batch() -> DataProto:

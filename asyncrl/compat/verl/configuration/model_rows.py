@@ -9,8 +9,9 @@ from asyncrl.compat.rows import Row, Setting, at_home, made, none, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 MODEL = "actor_rollout_ref.model"
-FREEZES_MIXTURE = f"{MODEL}.override_config.moe_freeze_all"
-"""A key that only a fork of verl has."""
+MIXTURE = "moe_freeze_all"
+FREEZES_MIXTURE = (f"{MODEL}.override_config.{MIXTURE}", f"{MODEL}.{MIXTURE}")
+"""The two places of a key that only a fork of verl has. The first place wins."""
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
 LORA = f"{MODEL}.lora"
 MEGATRON_LAYERS = {
@@ -54,7 +55,7 @@ def _recompute(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _attention(source: VerlConfig) -> Iterator[Setting | str]:
     changes = source.below(f"{MODEL}.override_config")
-    changes.pop(FREEZES_MIXTURE.rpartition(".")[2], None)
+    changes.pop(MIXTURE, None)
     implementation = changes.pop("attn_implementation", None) or changes.pop("model_config.attn_implementation", None)
     if implementation in ATTENTION:
         yield "model.attention", ATTENTION[implementation]
@@ -106,6 +107,12 @@ ROWS = (
         "`attn_implementation` becomes `model.attention`, and `moe_freeze_all` (in a fork of verl) becomes "
         "`model.freeze=[verl_moe]`. All other fields become `model.override_config`.",
         _attention,
+    ),
+    used(
+        f"{MODEL}.{MIXTURE}",
+        "`model.freeze`",
+        None,
+        "In a fork of verl: the same as in `override_config`, which wins if both have it.",
     ),
     made(
         f"{MODEL}.lora_rank",
