@@ -109,6 +109,26 @@ def test_data_sources_have_managers_parameters_and_functions_of_their_own(tmp_pa
     assert "none has no manager" in str(found[3][0])
 
 
+def test_a_manager_for_single_rows_judges_groups_and_a_row_that_fails_is_named(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data" / "verl" / "loop_manager.py"
+    (tmp_path / "brief.py").write_text(source.read_text())
+    name, score = f"{tmp_path}/brief.py:BriefRewardManager", "tests.scoring.test_managers.digits"
+    given = {"compute_score": score, "compute_score_params": {"worth": 2.0}, "params": {"points": 3.0}}
+    with managers(tmp_path, name=name, **given) as opened:
+        good, bad = judged(opened, group("t1", ["72", "none"]), group("t2", ["72", "fail"]))
+    assert rewards(good) == [3.0, 0.0]
+    assert [each.outcome for each in good] == [2.0, 0.0]
+    assert good[0].extra == {"acc": 2.0, "letters": 2.0}
+    for each in bad:
+        assert "run_single failed for row 1: LookupError: no such digits" in str(each)
+
+
+def digits(data_source: str, solution_str: str, ground_truth: str, extra_info: Any, worth: float = 1.0) -> float:
+    if solution_str == "fail":
+        raise LookupError("no such digits")
+    return worth * (solution_str == ground_truth)
+
+
 def length(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
     return len(solution_str) - 1.0
 

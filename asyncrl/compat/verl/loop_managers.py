@@ -71,7 +71,7 @@ class NaiveLoopManager(RewardManagerBase):
         return reward, told
 
     def more_info(self) -> dict[str, Any]:
-        """What `extra_info` gets beside the row's own entries."""
+        """Entries of `extra_info` that the row does not have."""
         return {}
 
     def _call(self, item: Any, response: str) -> Callable[[], Any]:
