@@ -67,15 +67,17 @@ def find_reward_manager(
         raise ConfigError(f"{setting}: use one of {', '.join(KNOWN)}, or the dotted path of a class")
     made = KNOWN[name] if name in KNOWN else imported(name, setting)
     if isinstance(compute_score, str):
-        compute_score = imported(compute_score, f"{setting}: compute_score={compute_score}")
+        function: ComputeScore | None = imported(compute_score, f"{setting}: compute_score={compute_score}")
+    else:
+        function = compute_score
     params = compute_score_params or {}
-    if wrong := next((each for each in params if each in ARGUMENTS or compute_score is None), None):
+    if wrong := next((each for each in params if each in ARGUMENTS or function is None), None):
         reason = "every call passes it" if wrong in ARGUMENTS else "name the function in compute_score"
         raise ConfigError(f"{setting}: compute_score_params has {wrong}: {reason}")
-    if compute_score is None:
+    if function is None:
         return made, {}
     # verl calls them the function's `reward_kwargs`.
-    return made, {"compute_score": partial(compute_score, **as_config(params)) if params else compute_score}
+    return made, {"compute_score": partial(function, **as_config(params)) if params else function}
 
 
 class VerlManager:

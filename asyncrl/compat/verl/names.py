@@ -53,7 +53,7 @@ _MANAGERS = {
 }
 _LOOP = "verl.experimental.reward_loop"
 _REGISTRY = {"register": register_loop_manager, "get_reward_manager_cls": get_reward_manager_cls}
-_LOOP_MANAGERS = {
+_LOOP_MANAGERS: Mapping[str, Mapping[str, Any]] = {
     "naive": {"NaiveRewardManager": NaiveLoopManager},
     "dapo": {"DAPORewardManager": DAPOLoopManager},
     "gdpo": {"GDPORewardManager": GDPOLoopManager},
