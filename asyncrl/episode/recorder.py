@@ -13,6 +13,8 @@ and one of three things happens:
 * The request continues no completion. Then a new branch begins with the whole conversation as its prompt. In this
   prompt, earlier completions are context, which is not trained.
 
+A request in tokens continues the longest completion, with all tokens before it, with which its tokens begin.
+
 A completion that was cut at a limit lacks the end token of its turn. If, apart from this, the template's rendering
 equals the tokens, the end token is added as context; otherwise a new branch begins. With `as_rendered` every completion
 is compared with the rendering in this way.
@@ -50,11 +52,13 @@ from asyncrl.types import MAX_IMAGES, NO_MASS, Finish, Grammar, Role, Ticket, To
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
 
-    - `max_tokens`: the caller's own limit of the completion
+    - `max_tokens`: the caller's own limit of tokens for the completion
     - `grammar`: the grammar that the completion obeys; None: no grammar
-    - `stop`: texts at which the completion ends for the caller, who gets it up to the first of them
-    - `alternatives`: the number of alternatives to each token; the caller gets their log-probs, if the engine gives
-      them
+    - `stop`: texts at which the completion ends for the caller, who gets only the part before the first such text
+    - `alternatives`: for how many of the most likely tokens the caller wants log-probs at each position. The engine may
+      give none
+    - `tokens` int32[T]: the conversation so far as tokens, from a caller that renders messages itself. `messages` and
+      `tools` are then empty
     """
 
     messages: tuple[Message, ...]
@@ -63,14 +67,15 @@ class CompletionRequest(NamedTuple):
     grammar: Grammar | None = None
     stop: tuple[str, ...] = ()
     alternatives: int = 0
+    tokens: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
     """Room for the completion of `request` at the end of `branch`.
 
-    Before the request, the branch had `start` tokens, or 0 if it is new. `after_refusal` is true if a limit refused an
-    earlier request.
+    Before the request, the branch had `start` tokens, or 0 if it is new. `after_refusal` is true if a limit refused a
+    request before this one was reserved.
     """
 
     request: CompletionRequest
@@ -123,7 +128,7 @@ class Recorder:
                 "the policy wrote the placeholder of an image or a video, which an engine would take for a real image"
             )
             raise LimitError("image_placeholder", reason)
-        extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
+        extends = prefix is not None and prefix.is_last and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen
         self._check_images(images if extends else [*(prefix.images if prefix else ()), *images])
@@ -143,13 +148,14 @@ class Recorder:
                 turns = prefix.branch.turns_within(prefix.turn.end)
                 calls = [call for turn in turns for call in turn.tool_calls]
                 branch.add(prefix.tokens, Role.PROMPT, calls, images=prefix.images)
-        branch.add(added, Role.TOOL if prefix else Role.PROMPT, images=images)
+        if len(added):
+            branch.add(added, Role.TOOL if prefix else Role.PROMPT, images=images)
         branch.reserved = min(room, request.max_tokens or room)
         return Reservation(request, branch, start, self.truncated)
 
     def reserve_all(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for `count` completions of a request, each in its own branch. If there is not room for all of
-        them, none gets any.
+        """Reserve room for `count` completions of a request, each in its own branch. If there is no room for all of
+        them, nothing is reserved.
 
         Raises as `reserve`.
         """
@@ -176,7 +182,7 @@ class Recorder:
             raise EngineError("the engine aborted the generation")
         if tokens > reserved or sampled.finish_reason not in ("stop", "length"):
             finish = sampled.finish_reason
-            raise EngineError(f"the engine gave {tokens} tokens of at most {reserved}, finish {finish!r}")
+            raise EngineError(f"the engine gave {tokens} tokens of at most {reserved}, finish reason {finish!r}")
 
     def record(
         self,
@@ -209,8 +215,8 @@ class Recorder:
         turns[-1] = turns[-1]._replace(score=score)
 
     def score_all(self, scores: Sequence[float | None]) -> None:
-        """Record the scores that an agent gave to the completions. They have the order in which the completions were
-        recorded; None: no score.
+        """Record the scores that an agent gave to the completions. The scores have the order in which the completions
+        were recorded; None: no score.
 
         Raises RefusedError: the numbers of scores and completions differ.
         """
@@ -225,7 +231,7 @@ class Recorder:
             turns[at] = turns[at]._replace(score=score)
 
     def cancel(self, reservation: Reservation) -> str | None:
-        """Undo a reservation. If its branch is thereby removed, returns the name of the branch's session, else None."""
+        """Undo a reservation. If this removes the branch, return the name of the branch's session, else None."""
         branch = reservation.branch
         if reservation.start:
             branch.turns, branch.reserved = branch.turns_within(reservation.start), 0
@@ -287,6 +293,8 @@ class Recorder:
 
     def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, GivenTokens]:
         """The prefix that the request continues (None if it continues none), and the tokens that the request adds."""
+        if request.tokens is not None:
+            return self._continued(request.tokens)
         for prefix in reversed(self.completions):
             following = request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
@@ -298,8 +306,23 @@ class Recorder:
         given = self._images.placed(self._chat.prompt(request.messages, request.tools), request.messages)
         return None, given if self.completions else self._within_limit(given)
 
+    def _continued(self, tokens: NDArray[np.int32]) -> tuple[Prefix | None, GivenTokens]:
+        """The longest prefix with which `tokens` begin, and the tokens after it. A prefix at the end of a free branch
+        is preferred to its copies.
+
+        Raises RefusedError: the tokens have a placeholder of an image or a video.
+        """
+        if self._images.forged(tokens, ()):
+            raise RefusedError("tokens cannot show an image or a video, but they have a placeholder of one")
+        fitting = [each for each in self.completions if each.begins(tokens)]
+        if not fitting:
+            return None, GivenTokens(tokens)
+        prefix = max(fitting, key=lambda each: (each.turn.end, each.is_last and not each.branch.reserved))
+        return prefix, GivenTokens(tokens[prefix.turn.end :])
+
     def _within_limit(self, given: GivenTokens) -> GivenTokens:
-        """The first prompt, cut to its limit. A prompt with images is never cut. Raises LimitError."""
+        """Cut the first prompt to its limit. A prompt with images is never cut. Raises LimitError: the prompt is too
+        long, and may not be cut."""
         tokens = self._limits.fitting_prompt(given.tokens, may_cut=not given.images)
         return given if tokens is given.tokens else GivenTokens(tokens)
 
@@ -325,8 +348,8 @@ class Recorder:
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """The number of tokens that a completion after `seen` tokens may have.
 
-        Of the `seen` tokens, `new` are not yet part of the episode. What the branches `in_flight` have reserved is not
-        given away.
+        Of the `seen` tokens, `new` are not yet part of the episode. The room that the branches `in_flight` have
+        reserved is left out.
         """
         taken = sum(map(len, self.branches)) + sum(branch.reserved for branch in in_flight) + new
         return self._limits.room(self.turns_left - len(in_flight), seen, taken)

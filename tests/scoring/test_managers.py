@@ -20,7 +20,7 @@ from tests.scoring.whole_groups import group, saved_tokenizer
 
 pytestmark = pytest.mark.slow
 
-SHARES = "tests.scoring.whole_groups.Shares"
+SHARES = "tests.scoring.shares.Shares"
 RANKING = "tests.data.verl.ranking_manager.RankingRewardManager"
 
 
@@ -69,7 +69,7 @@ def test_a_call_has_up_to_so_many_groups_of_training_or_of_an_evaluation(shares:
     ("answer", "reason"),
     [
         ("raise", "the reward manager raised LookupError: no such thing"),
-        ("exit", "the reward manager ended its process"),
+        ("exit", r"the reward manager raised SystemExit: 3 \(\S+, line \d+\)"),
         ("nan", r"gave row 1 \(t2\.1\.0\) the reward nan"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_manager_that_never_ends_is_stopped_by_its_time_limit(tmp_path: Path) 
 def test_data_sources_have_managers_parameters_and_functions_of_their_own(tmp_path: Path) -> None:
     sources = {
         "double": {"params": {"top": 2.0}},
-        "ranked": {"name": RANKING, "compute_score": "tests.scoring.test_managers.length"},
+        "ranked": {"name": RANKING, "compute_score": "tests.scoring.shares.length"},
         "none": None,
     }
     with managers(tmp_path, sources=sources) as opened:
@@ -112,7 +112,7 @@ def test_data_sources_have_managers_parameters_and_functions_of_their_own(tmp_pa
 def test_a_manager_for_single_rows_judges_groups_and_a_row_that_fails_is_named(tmp_path: Path) -> None:
     source = Path(__file__).parents[1] / "data" / "verl" / "loop_manager.py"
     (tmp_path / "brief.py").write_text(source.read_text())
-    name, score = f"{tmp_path}/brief.py:BriefRewardManager", "tests.scoring.test_managers.digits"
+    name, score = f"{tmp_path}/brief.py:BriefRewardManager", "tests.scoring.shares.digits"
     given = {"compute_score": score, "compute_score_params": {"worth": 2.0}, "params": {"points": 3.0}}
     with managers(tmp_path, name=name, **given) as opened:
         good, bad = judged(opened, group("t1", ["72", "none"]), group("t2", ["72", "fail"]))
@@ -123,20 +123,10 @@ def test_a_manager_for_single_rows_judges_groups_and_a_row_that_fails_is_named(t
         assert "run_single failed for row 1: LookupError: no such digits" in str(each)
 
 
-def digits(data_source: str, solution_str: str, ground_truth: str, extra_info: Any, worth: float = 1.0) -> float:
-    if solution_str == "fail":
-        raise LookupError("no such digits")
-    return worth * (solution_str == ground_truth)
-
-
-def length(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    return len(solution_str) - 1.0
-
-
 def test_samples_are_printed_once_for_each_version_in_training_and_in_evaluations(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    score = "tests.scoring.test_managers.length"
+    score = "tests.scoring.shares.length"
     with managers(tmp_path, name=RANKING, compute_score=score, num_examine=2, val_num_examine=1) as opened:
         calls = [
             group("t1", ["first a", "first b", "first c"]),
@@ -171,7 +161,7 @@ def test_a_module_that_starts_its_own_manager_when_it_is_imported_is_refused_ins
     program = """
         from asyncrl.config.schema import ManagerConfig, ModelConfig, ScoringConfig
         from asyncrl.scoring.managers import Managers
-        from tests.scoring.whole_groups import Shares
+        from tests.scoring.shares import Shares
         Managers(ScoringConfig(manager=ManagerConfig(name="no_guard.Shares")), ModelConfig(path={model!r}))
     """
     model = saved_tokenizer(tmp_path)

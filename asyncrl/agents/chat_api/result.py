@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,9 @@ from asyncrl.types import LARGEST_FLOAT32, Task
 class AgentResult:
     """The result that an agent may return.
 
-    `rewards` maps the names of the environment's rewards to the rewards. `metrics` has up to MAX_METRICS further
-    numbers by name. `turns` has an entry for each completion, in the order of the answers: a reward, or None for a
-    completion without a reward. It may also be empty.
+    `rewards` maps the names of the environment's rewards to their values. `metrics` has up to MAX_METRICS further
+    numbers by name. `turns` has an entry for each completion, in the order in which they were answered: a reward, or
+    None for a completion without a reward. It may also be empty.
     """
 
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -40,6 +41,24 @@ LONGEST_ERROR = 1000
 """The maximum number of characters in the reason that an agent gives for its failure."""
 
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class MetricMeans:
+    """Collects the metrics of agents, and gives their means."""
+
+    def __init__(self) -> None:
+        self._values: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._values[name].append(value)
+
+    def take(self) -> dict[str, float]:
+        """The mean of each metric since the last call."""
+        # Each value is divided first, and the quotients are added. The sum of the values themselves may overflow.
+        means = {name: sum(each / len(values) for each in values) for name, values in self._values.items()}
+        self._values.clear()
+        return means
 
 
 class AgentError(AsyncrlError):
@@ -68,7 +87,7 @@ def checked(returned: object) -> AgentResult:
                 "digits, _ . and -"
             )
     if len(metrics) > MAX_METRICS:
-        raise AgentError(f"the agent returned {len(metrics)} metrics; at most {MAX_METRICS} are taken")
+        raise AgentError(f"the agent returned {len(metrics)} metrics; at most {MAX_METRICS} are allowed")
     return AgentResult(rewards, metrics, turns)
 
 

@@ -14,6 +14,24 @@ from asyncrl.config.group_files import FAILURES
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
+AGENT = f"{ROLLOUT}.agent"
+LOOP = f"{AGENT}.default_agent_loop"
+OWN_LOOPS = ("single_turn_agent", "tool_agent")
+"""The loops of verl that play as asyncrl does without an agent."""
+OF_LOOPS = (
+    "format",
+    "function_tool_path",
+    "interaction_config_path",
+    "max_parallel_calls",
+    "tool_config_path",
+    "tool_response_truncate_side",
+)
+"""Keys of `multi_turn` that only agent loops read."""
+WITHOUT_LOOPS = {
+    "max_parallel_calls": "all calls of a turn run at once.",
+    "tool_response_truncate_side": "the middle of a long result is cut out.",
+    "function_tool_path": "tools are classes (docs/tools.md).",
+}
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
 TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
@@ -88,6 +106,15 @@ def _validation(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _turns(source: VerlConfig) -> Iterator[Setting | str]:
+    if loops := _loops(source):
+        turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"]
+        yield from {"actor.agent": "verl", "actor.agent_options": loops}.items()
+        yield "actor.max_turns", turns or UNBOUNDED_TURNS
+        yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
+        return
+    for name, without in WITHOUT_LOOPS.items():
+        if source.says(f"{TURNS}.{name}"):
+            yield f"{TURNS}.{name}={source[f'{TURNS}.{name}']}: ignored: {without}"
     if not source[f"{TURNS}.enable"]:
         yield "actor.max_turns", 1
         yield "actor.tools", []
@@ -102,6 +129,19 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
         yield f"{TURNS}.format={source[f'{TURNS}.format']}: actor.tool_call_format is auto, the chat template's format"
     yield from _tools(source[f"{TURNS}.tool_config_path"])
     yield from _interactions(source)
+
+
+def _loops(source: VerlConfig) -> dict[str, Any]:
+    """The options of `actor.agent=verl`; none if asyncrl plays the episodes as verl's own loops do."""
+    default, path = source[LOOP], source[f"{AGENT}.agent_loop_config_path"]
+    if not path and default in OWN_LOOPS:
+        return {}
+    turns = {name: source[f"{TURNS}.{name}"] for name in OF_LOOPS if source.says(f"{TURNS}.{name}")}
+    return {
+        "default_agent_loop": default,
+        **({"agent_loop_config_path": path} if path else {}),
+        **({"config": {"actor_rollout_ref": {"rollout": {"multi_turn": turns}}}} if turns else {}),
+    }
 
 
 def _tools(path: str | None) -> Iterator[Setting | str]:
@@ -238,8 +278,10 @@ ROWS = (
     ),
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
-    none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut out."),
-    none(TURNS, "max_parallel_calls", "All calls of a turn run at once."),
+    *(
+        used(f"{TURNS}.{name}", "`actor.agent_options`", None, f"Only agent loops of yours read it. Else: {without}")
+        for name, without in WITHOUT_LOOPS.items()
+    ),
     used(
         f"{TURNS}.interaction_config_path",
         "`actor.interactions`",
@@ -248,7 +290,7 @@ ROWS = (
     ),
     none(
         TURNS,
-        "function_tool_path use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
+        "use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
         "completion_callback tokenization_mode enable_tokenization_sanity_check",
         "Tools are classes (docs/tools.md). The tokens of a later turn are appended to the sampled tokens; "
         "`actor.history` changes that.",
@@ -297,7 +339,20 @@ ROWS = (
         "It is also true if `actor.router_replay.mode` is `R3`.",
         _routed_experts,
     ),
-    none(ROLLOUT, "agent.*", "`actor.agent` names an agent of yours (docs/agents.md)."),
+    used(
+        LOOP,
+        "`actor.agent`, `actor.agent_options`",
+        "single_turn_agent",
+        "`actor.agent=verl`, if the loop is yours. The loops `single_turn_agent` and `tool_agent` become no agent: "
+        "asyncrl plays these episodes itself.",
+    ),
+    used(
+        f"{AGENT}.agent_loop_config_path",
+        "`actor.agent`, `actor.agent_options`",
+        None,
+        "`actor.agent=verl`, with the file as it is. The keys of `multi_turn` go with it.",
+    ),
+    none(ROLLOUT, "agent.*", "The loops run in the actors."),
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",
