@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from asyncrl.config.imports import files_in, load_file
+from asyncrl.config.imports import files_in, imported, load_file
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import completed
 
 Call = Callable[[], Any]
+PROVIDE_VERL = "asyncrl.compat.verl.names.provide_verl"
+"""The function that lets a process import verl's names. It is given by its path because `names` imports this file."""
 START_TIMEOUT_S = 120.0
 """The time limit for the start of a process with its imports."""
 
@@ -110,10 +112,7 @@ def _serve(pipe: Connection, files: Sequence[str], first: bytes) -> None:
     Loading `files`, and unpickling the call `first`, imports the modules of the calls, so that imports do not count
     towards a row's time limit.
     """
-    # This file is part of what `names` provides.
-    from asyncrl.compat.verl.names import provide_verl
-
-    provide_verl()
+    imported(PROVIDE_VERL, PROVIDE_VERL)()
     for file in files:
         load_file(file)
     pickle.loads(first)  # noqa: S301 - the caller's own
