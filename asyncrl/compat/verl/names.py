@@ -14,9 +14,19 @@ from asyncrl.compat.verl.agent_loops import base, helpers, parsers, tool_agent
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy
 from asyncrl.compat.verl.agent_loops.single_turn import SingleTurnAgentLoop
 from asyncrl.compat.verl.interactions import BaseInteraction, interactions_of
+from asyncrl.compat.verl.loop_managers import (
+    DAPOLoopManager,
+    GDPOLoopManager,
+    NaiveLoopManager,
+    RateLimitedRewardManager,
+    RemoteRewardManager,
+)
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.rate_limits import AsyncTokenBucket
+from asyncrl.compat.verl.reward_loop import RewardManagerBase, get_event_loop, get_reward_manager_cls
+from asyncrl.compat.verl.reward_loop import register as register_loop_manager
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
@@ -44,6 +54,16 @@ _MANAGERS = {
     "SkyworkPRMRewardManager": SkyworkPRMRewardManager,
     "register": register,
 }
+_LOOP = "verl.experimental.reward_loop"
+_REGISTRY = {"register": register_loop_manager, "get_reward_manager_cls": get_reward_manager_cls}
+_LOOP_MANAGERS: Mapping[str, Mapping[str, Any]] = {
+    "naive": {"NaiveRewardManager": NaiveLoopManager},
+    "dapo": {"DAPORewardManager": DAPOLoopManager},
+    "gdpo": {"GDPORewardManager": GDPOLoopManager},
+    "limited": {"AsyncTokenBucket": AsyncTokenBucket, "RateLimitedRewardManager": RateLimitedRewardManager},
+    "remote": {"RemoteRewardManager": RemoteRewardManager},
+}
+"""The modules of verl's managers for single rows."""
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
 _RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup")
@@ -58,6 +78,14 @@ def _of_controller(*names: str) -> Mapping[str, Any]:
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl": {"DataProto": DataProto},
     "verl.experimental": {},
+    _LOOP: {},
+    f"{_LOOP}.reward_manager": {
+        **_REGISTRY,
+        **{name: cls for each in _LOOP_MANAGERS.values() for name, cls in each.items()},
+    },
+    f"{_LOOP}.reward_manager.base": {"RewardManagerBase": RewardManagerBase, "RawRewardFn": Callable},
+    f"{_LOOP}.reward_manager.registry": _REGISTRY,
+    **{f"{_LOOP}.reward_manager.{name}": content for name, content in _LOOP_MANAGERS.items()},
     "verl.experimental.agent_loop": {
         **_LOOPS,
         "SingleTurnAgentLoop": SingleTurnAgentLoop,
@@ -104,6 +132,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.single_controller.ray.base": _of_controller(*_RAY),
     "verl.utils": {},
     "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
+    "verl.utils.ray_utils": {"get_event_loop": get_event_loop},
     "verl.utils.profiler": {"simple_timer": helpers.simple_timer},
     "verl.utils.rollout_trace": {"rollout_trace_op": helpers.rollout_trace_op},
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},

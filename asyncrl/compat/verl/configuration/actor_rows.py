@@ -51,7 +51,8 @@ def _router_replay(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _freeze(source: VerlConfig) -> Iterator[Setting | str]:
-    asked = {f"{ACTOR}.freeze_vision_tower": "vision", FREEZES_MIXTURE: "verl_moe"}
+    mixture = next((key for key in FREEZES_MIXTURE if source.values.get(key) is not None), FREEZES_MIXTURE[0])
+    asked = {f"{ACTOR}.freeze_vision_tower": "vision", mixture: "verl_moe"}
     wanted = {key: rule for key, rule in asked.items() if source.values.get(key)}
     if wanted and has_adapters(source):
         yield f"{', '.join(wanted)}: LoRA trains only the adapters; name their layers in model.lora.targets"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.compat.rows import Row, Setting, at_home, dotted, found_from, made, none, same, used
+from asyncrl.compat.rows import Row, Setting, at_home, dotted, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 TRAIN = "data.train_files"
@@ -75,8 +75,6 @@ def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source["data.custom_cls.path"], source["data.custom_cls.name"]
     if path:
         yield "data.dataset", dotted(path, name or "CustomDataset")
-        if place := found_from(path):
-            yield f"data.custom_cls.path={path}: {place}"
 
 
 ROWS = (

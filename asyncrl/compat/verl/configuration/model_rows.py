@@ -9,8 +9,9 @@ from asyncrl.compat.rows import Row, Setting, at_home, made, none, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 MODEL = "actor_rollout_ref.model"
-FREEZES_MIXTURE = f"{MODEL}.override_config.moe_freeze_all"
-"""A key that only a fork of verl has."""
+MIXTURE = "moe_freeze_all"
+FREEZES_MIXTURE = (f"{MODEL}.override_config.{MIXTURE}", f"{MODEL}.{MIXTURE}")
+"""The two places of a key that only a fork of verl has. The first place wins."""
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
 LORA = f"{MODEL}.lora"
 MEGATRON_LAYERS = {
@@ -76,7 +77,7 @@ def has_adapters(source: VerlConfig) -> bool:
 def _attention(source: VerlConfig) -> Iterator[Setting | str]:
     changes = source.below(f"{MODEL}.override_config")
     implementation = attention_of(source)
-    for name in (FREEZES_MIXTURE.rpartition(".")[2], "attn_implementation", "model_config.attn_implementation"):
+    for name in (MIXTURE, "attn_implementation", "model_config.attn_implementation"):
         changes.pop(name, None)
     if implementation in ATTENTION:
         yield "model.attention", ATTENTION[implementation]
@@ -142,6 +143,12 @@ ROWS = (
         "`attn_implementation` becomes `model.attention`, and `moe_freeze_all` (in a fork of verl) becomes "
         "`model.freeze=[verl_moe]`. All other fields become `model.override_config`.",
         _attention,
+    ),
+    used(
+        f"{MODEL}.{MIXTURE}",
+        "`model.freeze`",
+        None,
+        "In a fork of verl: the same as in `override_config`, which wins if both have it.",
     ),
     made(
         f"{MODEL}.lora_rank",

@@ -234,7 +234,7 @@ def test_a_batch_manager_and_a_class_of_the_users_judge_whole_groups() -> None:
     result = from_words(*words)
     assert result.settings["scoring.manager.name"] == "my_package.managers.Mine"
     assert result.settings["scoring.manager.params"] == {"top": 2.0, "bonus": {"size": 3}}
-    assert has(result.differs, "reward.reward_manager.name=Mine", "take tokenizer and num_examine")
+    assert has(result.differs, "reward.reward_manager.name=Mine", "put that into scoring.manager.params.config")
     for given in (["reward.reward_manager.name=batch", function], words):
         assert takes(translated(None, given, None)[1])
 
@@ -361,12 +361,37 @@ def test_experts_of_the_rollout_are_replayed_and_those_of_other_passes_are_named
     assert has(named.differs, "only replays the rollout's experts")
 
 
+def test_a_function_is_found_in_its_file_and_gets_its_parameters() -> None:
+    function = "reward.custom_reward_function"
+    at, bonus = f"{function}.path=/lib/my-rewards.py", f"+{function}.reward_kwargs.bonus.size=3"
+    rule = from_words(at, bonus).settings["scoring.rule"]
+    assert rule == [{"name": "/lib/my-rewards.py:compute_score", "params": {"bonus": {"size": 3}}}]
+    assert from_words(f"{function}.path=../mine.py").settings["scoring.rule"] == "../mine.py:compute_score"
+    settings = from_words(at, bonus, "reward.reward_manager.name=batch").settings
+    assert settings["scoring.manager.compute_score_params"] == {"bonus": {"size": 3}}
+
+
+def test_managers_for_single_rows_become_rules_or_managers() -> None:
+    at, manager = "reward.custom_reward_function.path=mine.py", "reward.reward_manager.name"
+    remote = from_words(at, f"{manager}=remote", "reward.num_workers=3").settings
+    assert (remote["scoring.rule"], remote["scoring.rule_processes"]) == ("mine.compute_score", 3)
+    limited = from_words(at, f"{manager}=rate_limited", "+reward.max_rpm=60", "+reward.timeout=9").settings
+    assert limited["scoring.manager.name"] == "rate_limited"
+    assert limited["scoring.manager.compute_score"] == "mine.compute_score"
+    assert limited["scoring.manager.params"] == {"max_rpm": 60, "timeout": 9}
+    named = from_words(at, f"{manager}=gdpo", "trainer.experiment_name=mine").settings
+    assert named["scoring.manager.params"] == {"config": {"trainer": {"experiment_name": "mine"}}}
+
+
 def test_what_verl_and_its_fork_freeze_is_frozen() -> None:
     tower, fork = "actor_rollout_ref.actor.freeze_vision_tower=True", "actor_rollout_ref.model.override_config"
     assert from_words(tower).settings["model.freeze"] == ["vision"]
     both = from_words(tower, f"+{fork}.moe_freeze_all=True", f"+{fork}.rope_theta=1e6")
     assert both.settings["model.freeze"] == ["vision", "verl_moe"]
     assert both.settings["model.override_config"] == {"rope_theta": 1e6}, "it is no field of a model's configuration"
+    other = "+actor_rollout_ref.model.moe_freeze_all=True"
+    assert from_words(other).settings["model.freeze"] == ["verl_moe"]
+    assert "model.freeze" not in from_words(other, f"+{fork}.moe_freeze_all=False").settings
     plain = from_words(f"+{fork}.moe_freeze_all=False", tower.replace("True", "False"))
     assert not {"model.freeze", "model.override_config"} & set(plain.settings)
 
@@ -392,10 +417,9 @@ def test_a_list_in_place_of_a_section_is_refused(tmp_path: Path) -> None:
 
 def test_keys_of_a_dataset_class_of_ones_own_are_its_parameters() -> None:
     result = from_words("data.custom_cls.path=/lib/mine.py", "data.custom_cls.name=Quiz", "+data.level=3")
-    assert result.settings["data.dataset"] == "mine.Quiz"
+    assert result.settings["data.dataset"] == "/lib/mine.py:Quiz"
     assert result.settings["data.dataset_params"] == {"level": 3}
     assert result.unknown == ()
-    assert has(result.differs, "data.custom_cls.path=/lib/mine.py", "start asyncrl in /lib")
     assert has(from_words("+data.level=3").unknown, "data.level=3")
 
 
