@@ -10,6 +10,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from asyncrl.compat.verl import controller
+from asyncrl.compat.verl.auto_padding import DataProtoConfig
+from asyncrl.compat.verl.batch_dimensions import collate_fn, fold_batch_dim, unfold_batch_dim, union_tensor_dict
+from asyncrl.compat.verl.gathering import all_gather_data_proto
 from asyncrl.compat.verl.interactions import BaseInteraction
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
@@ -43,7 +46,7 @@ _MANAGERS = {
 }
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
-_RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup")
+_RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "create_colocated_worker_cls")
 
 
 def _of_controller(*names: str) -> Mapping[str, Any]:
@@ -56,9 +59,15 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.protocol": {
         "DataProto": DataProto,
+        "DataProtoConfig": DataProtoConfig,
         "DataProtoFuture": controller.DataProtoFuture,
         "DataProtoItem": DataProtoItem,
+        "all_gather_data_proto": all_gather_data_proto,
+        "collate_fn": collate_fn,
+        "fold_batch_dim": fold_batch_dim,
         "pad_dataproto_to_divisor": pad_dataproto_to_divisor,
+        "unfold_batch_dim": unfold_batch_dim,
+        "union_tensor_dict": union_tensor_dict,
         "unpad_dataproto": unpad_dataproto,
     },
     "verl.single_controller": {},
