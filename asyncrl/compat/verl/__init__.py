@@ -22,6 +22,7 @@ from asyncrl.compat.verl.reward_managers import (
     PrimeRewardManager,
 )
 from asyncrl.compat.verl.rewarding import AbstractRewardManager, RewardManager, default_compute_score
+from asyncrl.compat.verl.rollouts import BaseRollout
 from asyncrl.compat.verl.rows import DataProtoItem
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.compat.verl.to_batch import from_trajectories
@@ -29,6 +30,7 @@ from asyncrl.compat.verl.to_batch import from_trajectories
 __all__ = [
     "AbstractRewardManager",
     "BaseInteraction",
+    "BaseRollout",
     "BatchRewardManager",
     "DAPORewardManager",
     "DataProto",

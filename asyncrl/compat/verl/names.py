@@ -24,6 +24,7 @@ from asyncrl.compat.verl.reward_managers import (
     PrimeRewardManager,
 )
 from asyncrl.compat.verl.rewarding import AbstractRewardManager, default_compute_score, gsm8k_score
+from asyncrl.compat.verl.rollouts import BaseRollout
 from asyncrl.compat.verl.rows import DataProtoItem
 
 Named = TypeVar("Named")
@@ -85,6 +86,8 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.workers.reward_manager.abstract": {"AbstractRewardManager": AbstractRewardManager, "RawRewardFn": Callable},
     "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},
     "verl.workers.reward_manager.registry": {"register": register},
+    "verl.workers.rollout": {"BaseRollout": BaseRollout},
+    "verl.workers.rollout.base": {"BaseRollout": BaseRollout},
 }
 """The modules of verl that can be imported, and the names in each. Other modules of verl cannot be imported."""
 

@@ -45,7 +45,8 @@ def nested_of(values: Tensor, offsets: Tensor, dimension: int) -> Tensor:
 def parts(nested: Tensor) -> tuple[Tensor, Tensor, int]:
     """The arguments of `nested_of` for this tensor."""
     packed = of_rows(nested.unbind(), nested)
-    return packed.values(), packed.offsets(), ragged_dimension(nested)
+    offsets: Tensor = packed.offsets()  # type: ignore[attr-defined]
+    return packed.values(), offsets, ragged_dimension(nested)
 
 
 def chosen(tensor: Tensor, key: Any) -> Tensor:

@@ -17,7 +17,6 @@ def _package() -> Any:
     """The module `tensordict`. Raises ConfigError: it is not installed."""
     try:
         import tensordict
-        import tensordict.tensorclass
     except ImportError as error:
         raise ConfigError(
             "a TensorDict needs the package tensordict, which is not installed: pip install tensordict, in a release "
@@ -33,7 +32,7 @@ def to_tensordict(batch: TensorBatch | None, arrays: Mapping[str, Array], about:
     Raises DataProtoError: two parts have a field of the same name. Raises ConfigError: tensordict is not installed.
     """
     package = _package()
-    data, stack = package.tensorclass.NonTensorData, package.tensorclass.NonTensorStack
+    data, stack = package.NonTensorData, package.NonTensorStack
     fields: dict[str, Any] = {} if batch is None else batch.to_dict()
     for part in (arrays, about):
         taken = sorted(map(str, fields.keys() & part.keys()))

@@ -202,10 +202,7 @@ def tensordict(monkeypatch: pytest.MonkeyPatch) -> Any:
     package: Any = ModuleType("tensordict")
     package.TensorDict, package.NonTensorStack = _TensorDict, _Stack
     package.NonTensorData = type("NonTensorData", (SimpleNamespace,), {"__init__": _keep})
-    package.tensorclass = ModuleType("tensordict.tensorclass")
-    package.tensorclass.NonTensorData, package.tensorclass.NonTensorStack = package.NonTensorData, _Stack
     monkeypatch.setitem(sys.modules, "tensordict", package)
-    monkeypatch.setitem(sys.modules, "tensordict.tensorclass", package.tensorclass)
     return package
 
 
