@@ -25,7 +25,7 @@ from asyncrl.compat.verl.controller.operators import (
     policy_parts,
 )
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, EngineError, WeightsError, WorkerError
+from asyncrl.errors import ConfigError, DispatchError, EngineError, WeightsError, WorkerError
 from tests.compat.verl.controller.operators.support import config
 
 pytestmark = pytest.mark.slow
@@ -142,6 +142,18 @@ def test_roles_in_one_process_train_policy_and_critic(tmp_path: Path) -> None:
         data = compute_advantage(data, open_algorithm(settings))
         assert groups["critic"].update_critic(data).meta_info["metrics"]["critic/grad_norm"] > 0
         assert groups["actor_rollout"].update_actor(data).meta_info["metrics"]["actor/grad_norm"] > 0
+
+
+def test_a_process_that_holds_a_rank_refuses_to_be_one_of_several(
+    open_role: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path)
+    open_role(settings, "actor")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    worker = ActorRolloutRefWorker(settings, "ref")
+    with pytest.raises(DispatchError, match="give each role a worker group of its own in the same pool"):
+        worker.init_model()
 
 
 def test_a_rollout_without_a_group_generates_with_the_weights_that_it_was_given_last(
