@@ -18,6 +18,8 @@ _VARIES = re.compile(r"(?<!line )(?<!\d)\d+|'[^']*'|\"[^\"]*\"")
 """Matches the numbers and quoted values of a reason, such as an id or a missing key, but not the number of a line of
 code."""
 _LINE = re.compile(r"\([^()]+, line \d+\)")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
+"""A line of a stack, as faulthandler writes it."""
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OWN = (str(Path(__file__).parent), *_LIBRARIES, "<frozen", "<string>")
 """A file whose name begins with one of these is not the user's: it belongs to asyncrl, Python or an installed
@@ -122,6 +124,15 @@ def own_line(error: BaseException) -> str:
         places = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(file, number) for file, number in places if is_own(file)]
     return line_of(*own[-1]) if own else ""
+
+
+def line_in_stacks(stacks: str) -> str:
+    """The innermost line of the user's own code in the stacks of threads, as faulthandler writes them.
+
+    Empty if the stacks have no such line. If several threads run the user's code, the result is of the first one.
+    """
+    own = (line_of(file, int(number)) for file, number in _FRAME.findall(stacks) if is_own(file))
+    return next(own, "")
 
 
 def kind_of(reason: str) -> str:

@@ -37,11 +37,11 @@ def main(argv: Sequence[str]) -> None:
         "--step",
         type=_step,
         metavar="K",
-        help="export the checkpoint after K learner steps, or `best` (the newest)",
+        help="export the checkpoint after K learner steps, or `best`; default: the newest",
     )
     parser.add_argument("--adapter", action="store_true", help="write only the adapters of model.lora")
     parser.add_argument("--critic", action="store_true", help="write the critic instead of the policy")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder (RUN/exports/step-K)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder; default: RUN/exports/step-K")
     given = parser.parse_args(argv)
     sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
 
@@ -57,9 +57,9 @@ def export_run(
 ) -> Path:
     """Export the policy of a checkpoint, or only its adapters, or the critic. Return the new folder.
 
-    `steps` means the same as in `checkpoint_of`. Raises ConfigError: the run does not exist or trains no adapters or no
-    critic, or `to` exists already. Raises CheckpointError: the checkpoint does not exist or cannot be read. Raises
-    OSError.
+    `steps` means the same as in `checkpoint_of`. Raises ConfigError: the run does not exist, or does not train the
+    adapters or the critic that are asked for, or `to` exists already. Raises CheckpointError: the checkpoint does not
+    exist or cannot be read. Raises OSError.
     """
     run = require_run(name)
     config = read_config(run.folder)
@@ -83,7 +83,7 @@ def export_run(
 
 
 def _trains_critic(algorithm: AlgorithmConfig, minibatches: int) -> bool:
-    # Imported here, since a command that imports this file need not wait for torch.
+    # Imported here, so that a command that imports this file does not load torch.
     from asyncrl.algorithms.algorithm import Algorithm
 
     return Algorithm.from_config(algorithm, minibatches).needs_critic

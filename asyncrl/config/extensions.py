@@ -13,4 +13,5 @@ EXTENSIONS: Mapping[str, str] = {
     "scoring.manager": "asyncrl.compat.verl.judging",
     "actor.interactions": "asyncrl.compat.verl.VerlInteraction",
 }
-"""The program that judges whole groups by a reward manager, and the simulated user that wraps a class of verl."""
+"""The first path is a program that judges whole groups by one of verl's reward managers. The second is a simulated user
+that wraps a class written for verl."""

@@ -30,8 +30,8 @@ class Demonstration:
 
 
 def check_columns(sources: Sequence[str | Path]) -> None:
-    """Raises DataError: the files have no columns of demonstrations, or cannot be read. Reads rows only if the first
-    ones lack the columns."""
+    """Raises DataError: the files have no columns of demonstrations, or cannot be read. Further rows are read only if
+    the first rows lack the columns."""
     if not _are_enough(_first_columns(sources)):
         DemonstrationFile(sources)
 
@@ -41,7 +41,7 @@ def _are_enough(columns: Collection[str]) -> bool:
 
 
 def _first_columns(sources: Sequence[str | Path]) -> set[str]:
-    """The columns of all files. Of a JSON file these are the columns of its first row."""
+    """The columns of all files. For a JSON file, only the columns of its first row count."""
     found: set[str] = set()
     for path in (path for source in sources for path in find_files(str(source))):
         found.update(next(json_rows(path)) if path.suffix in JSON_SUFFIXES else schema_of(path).names)
@@ -138,7 +138,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
         raise ValueError("each message must have a role and a content")
     messages: list[Mapping[str, Any]] = [message_of(each) for each in found]
     try:
-        # JSON text may contain half of a surrogate pair, and tokenizers refuse such a text.
+        # JSON may contain a text with half of a surrogate pair, and tokenizers refuse such a text.
         check_sendable(messages)
     except WireError as error:
         raise ValueError(str(error)) from error

@@ -20,8 +20,7 @@ HEAD_BYTES = 1024
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows in order. Raises DataError: a line or row is damaged (then the error names it), or the file has no
-    rows."""
+    """The rows in order. Raises DataError: a line or row is damaged (the message names it), or the file has no rows."""
     count = 0
     # Arrow's JSON reader is not used: it would turn texts into dates and integers into decimals, and its errors name no
     # line.
@@ -33,10 +32,11 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class WantedRows:
-    """The columns `required` and `optional` of each row, in verl's layout. A column that only other rows have is null.
+    """The columns `required` and `optional` of each row, in verl's layout. A row has null in a column that only other
+    rows have.
 
-    `columns` has the wanted columns that the rows so far had. Iteration raises DataError: a required column is in no
-    row, or a row cannot be read or sent, or has no prompt or ground truth.
+    `columns` has the wanted columns of the rows that were read so far. Iteration raises DataError: a required column is
+    in no row, or a row cannot be read or sent, or has no prompt or ground truth.
     """
 
     def __init__(self, path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> None:
@@ -44,7 +44,8 @@ class WantedRows:
         self.columns: set[str] = set()
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        # All rows are read twice: the columns of the whole file decide which of them are the prompt and the truth.
+        # The file is read twice, because the prompt and the ground truth can be told only from the columns of the whole
+        # file.
         seen = _Seen.of(self._path, self._layout.columns.values())
         layout = self._layout_of(seen)
         nulls = dict.fromkeys(seen.names)
@@ -111,7 +112,7 @@ def _list(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON list of objects: {error}; write one object a line") from error
+        raise DataError(f"{path} is not a JSON list of objects: {error}; write one object a line") from error
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -125,7 +126,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: line {number} is no JSON object: {error}; write one object a line") from error
+        raise DataError(f"{path}: line {number} is not a JSON object: {error}; write one object a line") from error
 
 
 def _text(content: bytes) -> bytes:

@@ -43,8 +43,8 @@ class RowLayout:
         return list(dict.fromkeys([*wanted, *(path.split(".")[0] for path in self.columns.values())]))
 
     def applied(self, table: pa.Table, place: str, name: str, first: int = 0) -> pa.Table:
-        """The rows in verl's layout. `name` is the data source if the file has no column for it, and `first` the number
-        of the first row.
+        """The rows in verl's layout. `name` is the data source if the file has no column for it, and `first` is the
+        number of the first row.
 
         Raises DataError, which names the file `place`: a column is missing, or has values that its field cannot have,
         or a row has no prompt or ground truth.

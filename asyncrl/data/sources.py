@@ -48,7 +48,8 @@ class RowPart(NamedTuple):
 
 
 def is_named(source: str) -> bool:
-    """True if a source does not name files. The start of a run must then write its rows before roles can read them."""
+    """True if a source does not name files. Its rows must then be written into the run's folder before roles can read
+    them."""
     return source.startswith(NAMED)
 
 
@@ -77,7 +78,7 @@ def parts(
 
 
 def of_tasks(source: str, tasks: Iterable[Task]) -> Iterator[RowPart]:
-    """Makes rows in verl's layout from tasks that a program makes."""
+    """Make rows in verl's layout from tasks that a program makes."""
     return _numbered(source, False, in_parts(row_of(number, task) for number, task in enumerate(tasks)))
 
 

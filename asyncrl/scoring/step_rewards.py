@@ -143,7 +143,7 @@ class StepRewards:
         """Reward the K steps of an episode in the background. The future has the numbers, float32[K].
 
         The future raises ScoringError if the function failed, overran a limit, or ended its process, and CancelledError
-        if the pool is closed first. Raises ScoringError: the pool is closed.
+        if the pool is closed first. `submit` itself raises ScoringError if the pool is closed already.
         """
         message = wire.trajectory_message(given.trajectory)
         texts = {"texts": list(given.texts), "answer": given.answer, "full_answer": given.full_answer}

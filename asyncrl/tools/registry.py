@@ -22,7 +22,8 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def tool_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
-    """The classes that `actor.tools` names, by the names that the policy uses. Raises ConfigError."""
+    """The classes that `actor.tools` names, by the names that the policy uses. Raises ConfigError: a tool cannot be
+    used, or two tools have the same name."""
     classes: dict[str, type[Tool]] = {}
     for name in actor.tools:
         cls = _load(name).configured(copied(actor))

@@ -264,7 +264,7 @@ def test_the_function_runs_in_a_process_of_its_own_and_each_fault_costs_one_epis
     with closing(StepRewards(config)) as scorer:
         assert rewards(scorer, "72") == [0.0, 1.0]
         for text, reason in {
-            "crash": "scoring.steps=isolated_steps.steps ended its process",
+            "crash": "scoring.steps=isolated_steps.steps ended its process with status 3",
             "raise": r"isolated_steps.py, line \d+\) raised LookupError: no such thing",
         }.items():
             with pytest.raises(ScoringError, match=reason):
@@ -277,6 +277,7 @@ def test_the_function_runs_in_a_process_of_its_own_and_each_fault_costs_one_epis
         rewards(scorer, "loop")
 
 
+@pytest.mark.slow
 def test_a_function_that_cannot_be_loaded_is_refused_by_its_process() -> None:
     with pytest.raises(ConfigError, match=r"scoring\.steps=.*needs_more cannot reward steps"):
         StepRewards(ScoringConfig(steps=f"{__name__}.needs_more"))

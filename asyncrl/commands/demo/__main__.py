@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         return role_main(train_and_show, words)
     if given.model_only is not None:
         return _make_model(given.model_only)
-    # The command line is checked before the preparation. An existing file replaces each prepared file in this check.
+    # The command line is checked before the files are prepared. So the check gets this file in place of each of them.
     checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *words]
     if without_option(checked)[1]:
         return run_or_plan(train_and_show, checked)

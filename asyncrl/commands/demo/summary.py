@@ -21,7 +21,8 @@ LONGEST_TEXT = 100
 SHOWN_FILE = "demo.txt"
 """The file in the run's folder with the text that the demo showed after the training."""
 ROUNDING = 1e-4
-"""The parts of a reward add up to it within this difference, since rewards are stored as float32."""
+"""The largest difference between a reward and the sum of its parts. They may differ, because rewards are stored as
+float32."""
 
 
 def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
@@ -32,11 +33,12 @@ def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
 
 
 def written_once(run_dir: Path, process_weight: float) -> str:
-    """The line of the report, and one task before and after the training. Both are made again only if the run has
-    trained since."""
+    """The line of the report, and one task before and after the training. The text is stored, and made again only if
+    the run has trained since then."""
     text = run_dir / SHOWN_FILE
     if not _is_newer(text, run_dir / SUMMARY_FILE):
-        # Imported here, since a finished run only repeats its text. To make it, transformers must be loaded.
+        # Imported here, because making the text loads transformers. A finished run repeats its stored text without this
+        # wait.
         from asyncrl.runs.report.page import write_report
 
         report = f"  {'report':<19}{write_report(str(run_dir))}\n"
@@ -50,7 +52,7 @@ def _is_newer(file: Path, than: Path) -> bool:
 
 def before_and_after(run: Run, process_weight: float) -> str:
     """One held-out task as the policy played it before and after the training, with the parts of both rewards. Empty if
-    the run kept no held-out episodes, as without evaluations."""
+    the run kept no held-out episodes, for example because it had no evaluations."""
     try:
         pair = most_improved(run.kept().rows())
         if pair is None:

@@ -112,8 +112,8 @@ def evaluate(
 
 
 def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
-    """The folder of an evaluation. Unless run.name is set, its name has the step, the first file and the number of
-    attempts."""
+    """The folder of an evaluation. Unless run.name is set, its name has the step (or the model's name), the first file,
+    and the number of attempts."""
     evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
     name = f"{evaluated}-{Path(request.data[0]).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):

@@ -1,6 +1,6 @@
-"""`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
-then the rule's score and the rewards of scoring.steps. Use it to try a new environment, tool, simulated user, rule or
-step reward before a run.
+"""`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens.
+Then it shows the rule's score, and the step scores of scoring.steps or of your class of scoring.prm. Use it to try a
+new environment, tool, simulated user, rule, step reward or process reward model before a run.
 
 TASKS means the same as data.train. The policy is the model of model.path in the embedded engine, or the SGLang server
 of engine.urls (engine.kind=sglang), which keeps its weights. With --answers a script replaces the policy: each line of
@@ -26,6 +26,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from asyncrl.chat.chat import Chat
+from asyncrl.commands.trial.answers import read_answers
+from asyncrl.commands.trial.from_config import play
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
@@ -35,6 +37,7 @@ from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
+from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
@@ -42,12 +45,14 @@ from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.sandbox.sandboxes import open_sandbox
 from asyncrl.scoring.answers import rule_input, texts_of_steps
+from asyncrl.scoring.models.registry import load_prm
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
+from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.step_rewards import StepFunction, StepInput
 from asyncrl.text import reason_of
 from asyncrl.tools.offered import Offer
-from asyncrl.types import Task
+from asyncrl.types import Lease, Task, Trajectory
 
 NO_MODEL = "none"
 """The value of `model.path` for a script without a model."""
@@ -91,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("tasks", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="index of the task, from 0 (0)")
+    parser.add_argument(
+        "--index", type=int, default=0, metavar="N", help="index of the task, counted from 0 (default: 0)"
+    )
     parser.add_argument("--answers", type=Path, metavar="FILE", help="a script that replaces the policy")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="also find group files in DIR")
     return parser
@@ -121,18 +128,18 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
         ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
         chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)
-        # Imported here, since this loads torch, and wrong data or rules should be refused at once.
-        from asyncrl.commands.trial.engines import read_answers
-        from asyncrl.commands.trial.from_config import play
-        from asyncrl.engine.scripted import ScriptedEngine
-
         script = None if request.answers is None else ScriptedEngine(chat, tokenizer, read_answers(request.answers))
+        prm = load_prm(config.scoring.prm) if "." in config.scoring.prm.family else None
         trajectory = asyncio.run(play(config, task, chat, script, transcript))
         if trajectory is None:
             return False
         given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
         if not _score(rules, given, transcript):
             return False
+        if prm is not None:
+            return _score_steps(Scorer(config.scoring, tokenizer, prm=prm), task, trajectory, transcript)
+        if config.scoring.prm.is_configured:
+            transcript.unscored_steps("only a class of your own is loaded here, no other model of scoring.prm")
         if step_function is None:
             return True
         texts = texts_of_steps(trajectory, tokenizer)
@@ -150,8 +157,8 @@ def _tools(actor: ActorConfig, task: Task) -> list[str]:
 
 
 def _check_model(model: ModelConfig) -> None:
-    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: an engine that runs
-    elsewhere needs only its tokenizer."""
+    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: if the engine runs
+    elsewhere, only the tokenizer must be in the folder."""
     if model.path != NO_MODEL and not Path(model.path).is_dir() and (reason := missing_model(model)):
         raise ConfigError(f"model.path={model.path}: {reason}")
 
@@ -172,6 +179,16 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
         transcript.failure(f"the rule failed: {reason_of(error)}")
         return False
     transcript.scores(scores, given.answer, given.task.truth_text)
+    return True
+
+
+def _score_steps(scorer: Scorer, task: Task, trajectory: Trajectory, transcript: Transcript) -> bool:
+    """Score the steps of the episode by the process reward model. Return False if the model failed."""
+    (scored,) = scorer.score([Lease(task, trajectory, ("prm",), None, final=False)])
+    if isinstance(scored, ScoringError):
+        transcript.failure(f"the process reward model failed: {scored}")
+        return False
+    transcript.step_rewards(scored.labels.step_scores.tolist())
     return True
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
 from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import ServerEngine
 from asyncrl.commands.trial.transcript import Transcript
-from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
 from asyncrl.engine.base import Engine
-from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.fleet.server import InferenceServer
-from asyncrl.engine.from_config import open_server
-from asyncrl.engine.scripted import VERSION, ScriptedEngine
-from asyncrl.errors import ConfigError
+from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.text import reason_of
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
@@ -36,8 +30,12 @@ async def play(
     async with AsyncExitStack() as stack:
         engine: Engine | None = script
         if engine is None:
+            # Imported here, because a trial with a script should not wait for the imports of an engine.
+            from asyncrl.commands.trial.engines import open_engine
+            from asyncrl.engine.from_config import open_server
+
             sized = replace(config.engine, max_length=config.engine.max_length or actor.max_tokens)
-            engine = _engine(sized, config.model, config.run.seed, partial(open_server, config))
+            engine = open_engine(sized, config.model, config.run.seed, partial(open_server, config))
         stack.push_async_callback(engine.close)
         runner = await open_runner(config, engine, stack, chat=chat, watch=transcript.messages)
         ticket = Ticket("try", task, "try", 0, Purpose.TRAIN, actor.temperature, engine.version)
@@ -54,17 +52,3 @@ async def play(
         transcript.messages([{"role": role, "content": text} for role, text in texts])
     transcript.outcome(trajectory)
     return trajectory
-
-
-def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
-    Raises ConfigError: this kind of engine, or this number of servers, cannot play a single episode.
-    """
-    if engine.kind == "embedded":
-        return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
-    if engine.kind != "sglang":
-        # Joining a vLLM server, as an actor must, would end the requests of others.
-        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
-    if len(engine.urls) != 1:
-        raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")
-    return ServerEngine(opened(engine.urls[0]))

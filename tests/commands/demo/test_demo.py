@@ -102,6 +102,7 @@ def test_a_run_without_held_out_episodes_ends_without_them(tmp_path: Path) -> No
     assert before_and_after(Run(tmp_path), 0.5) == ""
 
 
+@pytest.mark.slow
 def test_the_demos_policy_alone_is_the_one_that_the_demo_trains(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     make_policy(tmp_path / "one", tmp_path / CACHE, 3, lambda _: None, LITTLE)

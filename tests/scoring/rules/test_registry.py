@@ -68,6 +68,7 @@ def judge(rules, answer="72", **changes):
     return load_rules(config).score(rule_input(answer, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_rule_loads(name):
     if name == "reasoning_gym":
