@@ -119,15 +119,14 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},
     "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k_score},
     "verl.workers": {},
-    "verl.workers.rollout": {},
+    "verl.workers.rollout": {"BaseRollout": BaseRollout},
+    "verl.workers.rollout.base": {"BaseRollout": BaseRollout},
     "verl.workers.rollout.llm_server": {"LLMServerClient": EpisodePolicy},
     "verl.workers.rollout.replica": {"TokenOutput": agent_loops.TokenOutput},
     "verl.workers.reward_manager": _MANAGERS,
     "verl.workers.reward_manager.abstract": {"AbstractRewardManager": AbstractRewardManager, "RawRewardFn": Callable},
     "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},
     "verl.workers.reward_manager.registry": {"register": register},
-    "verl.workers.rollout": {"BaseRollout": BaseRollout},
-    "verl.workers.rollout.base": {"BaseRollout": BaseRollout},
 }
 """The modules of verl that can be imported, and the names in each. Other modules of verl cannot be imported."""
 
