@@ -13,6 +13,9 @@ from asyncrl.compat.verl import agent_loops, controller
 from asyncrl.compat.verl.agent_loops import base, helpers, parsers, tool_agent
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy
 from asyncrl.compat.verl.agent_loops.single_turn import SingleTurnAgentLoop
+from asyncrl.compat.verl.auto_padding import DataProtoConfig
+from asyncrl.compat.verl.batch_dimensions import collate_fn, fold_batch_dim, unfold_batch_dim, union_tensor_dict
+from asyncrl.compat.verl.gathering import all_gather_data_proto
 from asyncrl.compat.verl.interactions import BaseInteraction, interactions_of
 from asyncrl.compat.verl.loop_managers import (
     DAPOLoopManager,
@@ -34,6 +37,7 @@ from asyncrl.compat.verl.reward_managers import (
     PrimeRewardManager,
 )
 from asyncrl.compat.verl.rewarding import AbstractRewardManager, default_compute_score, gsm8k_score
+from asyncrl.compat.verl.rollouts import BaseRollout
 from asyncrl.compat.verl.rows import DataProtoItem
 
 Named = TypeVar("Named")
@@ -66,7 +70,7 @@ _LOOP_MANAGERS: Mapping[str, Mapping[str, Any]] = {
 """The modules of verl's managers for single rows."""
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
-_RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup")
+_RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "create_colocated_worker_cls")
 _LOOPS = {name: getattr(agent_loops, name) for name in agent_loops.__all__}
 _WRAPS = {"DictConfigWrap": base.DictConfigWrap, "ToolListWrap": base.ToolListWrap}
 
@@ -119,9 +123,15 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.interactions.utils.interaction_registry": {"initialize_interactions_from_config": interactions_of},
     "verl.protocol": {
         "DataProto": DataProto,
+        "DataProtoConfig": DataProtoConfig,
         "DataProtoFuture": controller.DataProtoFuture,
         "DataProtoItem": DataProtoItem,
+        "all_gather_data_proto": all_gather_data_proto,
+        "collate_fn": collate_fn,
+        "fold_batch_dim": fold_batch_dim,
         "pad_dataproto_to_divisor": pad_dataproto_to_divisor,
+        "unfold_batch_dim": unfold_batch_dim,
+        "union_tensor_dict": union_tensor_dict,
         "unpad_dataproto": unpad_dataproto,
     },
     "verl.single_controller": {},
@@ -138,7 +148,8 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},
     "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k_score},
     "verl.workers": {},
-    "verl.workers.rollout": {},
+    "verl.workers.rollout": {"BaseRollout": BaseRollout},
+    "verl.workers.rollout.base": {"BaseRollout": BaseRollout},
     "verl.workers.rollout.llm_server": {"LLMServerClient": EpisodePolicy},
     "verl.workers.rollout.replica": {"TokenOutput": agent_loops.TokenOutput},
     "verl.workers.reward_manager": _MANAGERS,
