@@ -629,8 +629,8 @@ class BatchPlan:
     """The trajectories of learner step `step`, in order. The replay records the plan before the learner gets it.
 
     - `version`: the learner's policy version at this step
-    - `ids`: the trajectories. `group_ids`, `tokens`, `sampled` and `weights` have one entry for each of them, in the
-      same order
+    - `ids`: the trajectories. The part of a shard whose tasks are solved may have none. `group_ids`, `tokens`,
+      `sampled` and `weights` have one entry for each of them, in the same order
     - `group_ids`: the group of each trajectory
     - `tokens`, `sampled`: for each trajectory the number of its tokens, and of those that the policy sampled
     - `weights`: the sampler's importance weights, at most 1
@@ -653,9 +653,9 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         _require(
-            len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) == len(self.weights) > 0,
+            len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) == len(self.weights),
             f"plan {self.step}",
-            "ids, group_ids, tokens, sampled and weights must be parallel and not empty",
+            "ids, group_ids, tokens, sampled and weights must be parallel",
         )
         _require(
             len(self.shared) in (0, len(self.ids)), f"plan {self.step}", "shared must be parallel to ids, or empty"

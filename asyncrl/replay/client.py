@@ -204,6 +204,10 @@ class ReplayClient:
         TasksSolvedError: the replay ends the run."""
         return self._ask(protocol.GetPlan(step, ahead=False), messages.PLAN)
 
+    def plan_at_once(self, step: int) -> BatchPlan | None:
+        """The plan of a learner step. If there is none yet, the replay records one without trajectories."""
+        return self._ask(protocol.PlanAtOnce(step), messages.PLAN)
+
     def plan_ahead(self, step: int) -> BatchPlan | None:
         """The plan of a step that the learner has not reached. `None` if there is none yet; does not wait."""
         return self._ask(protocol.GetPlan(step, ahead=True), messages.PLAN)

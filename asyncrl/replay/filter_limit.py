@@ -4,6 +4,9 @@ The learner then waits forever for a batch, although no episode fails. If the po
 result, else it is a failure. The count begins at 0 with each accepted group and with each start of the replay, so that
 a run may resume after its filters were changed.
 
+A mean outcome of 1 counts as right. If an outcome of the run was above 1, then 1 is not the best, and the best one is
+unknown. Such a run never ends as solved.
+
 A group whose members all failed alike may be the rule of a task that is seldom solved: with one success in a thousand
 episodes, 125 groups of eight pass between two groups with different rewards. Such a group therefore counts by its
 members: EPISODES of them count as one group. The default limit of 256 groups then allows 10,240 episodes, in which
@@ -23,7 +26,10 @@ BATCHES, FEWEST = 2, 8
 """The filters block a run once they have refused as many groups in a row as BATCHES batches have, and at least FEWEST
 groups."""
 RIGHT, SOLVED = 0.999, 0.95
-"""A group whose mean outcome is at least RIGHT is right. The tasks are solved if this share of the groups is right."""
+"""A group whose mean outcome is at least RIGHT is right. The tasks are solved if the share SOLVED of the groups is
+right, and was refused for a reason of OF_SOLVED."""
+ABOVE_1 = "outcome_above_1"
+"""The key in the table `meta` that is true once an outcome of the run was above 1."""
 EPISODES = 40
 """The number of members of groups that failed alike which counts as one refused group."""
 OF_SOLVED = {"zero_variance", "reward_high"}
@@ -53,11 +59,17 @@ class FilterLimit:
         self._reasons: Counter[str] = Counter()
         self._outcome = self._right = 0.0
         self._counted = 0
-        self._has_accepted = False
+        self._has_accepted = self._above_1 = False
 
-    def resume(self, has_planned: bool) -> None:
-        """Note if earlier processes of the run have planned a batch, and so have accepted groups."""
+    def resume(self, has_planned: bool, above_1: bool) -> None:
+        """Note if earlier processes of the run have planned a batch, and so have accepted groups, and if an outcome was
+        above 1."""
         self._has_accepted |= has_planned
+        self._above_1 |= above_1
+
+    def exceeded(self) -> None:
+        """Note that an outcome was above 1."""
+        self._above_1 = True
 
     def accepted(self) -> None:
         """Note that the filters accepted a group."""
@@ -72,7 +84,7 @@ class FilterLimit:
         self._reasons[reason] += 1
         mean = fmean(outcomes)
         self._outcome += mean
-        self._right += mean >= RIGHT
+        self._right += mean >= RIGHT and reason in OF_SOLVED
         failed_alike = reason == "zero_variance" or (reason == "reward_low" and max(outcomes) == min(outcomes))
         self._counted += min(len(outcomes), EPISODES) if failed_alike and mean < RIGHT else EPISODES
 
@@ -84,12 +96,12 @@ class FilterLimit:
     @property
     def is_solved(self) -> bool:
         """True if the filters refuse groups because the policy has learned to solve the tasks. False if no group was
-        accepted before: then the policy may have solved the tasks from the start."""
-        return self._has_accepted and self._are_right
+        accepted before: then the policy may have solved the tasks from the start. False if an outcome was above 1."""
+        return self._has_accepted and self._are_right and not self._above_1
 
     @property
     def _are_right(self) -> bool:
-        return self._right >= SOLVED * self.count and self._reasons.keys() <= OF_SOLVED
+        return self._right >= SOLVED * self.count
 
     def text(self) -> str:
         """A sentence that names the filters as the cause of the learner's wait. Empty while the filters do not block
@@ -101,6 +113,12 @@ class FilterLimit:
         if self.is_solved:
             result = "This is a success, not a fault; harder tasks would teach more"
             return f"{refused}: the policy solves these tasks, since {right}. {result}"
+        if self._are_right and self._above_1:
+            return (
+                f"{refused}: {self._right / self.count:.0%} of the groups had a mean outcome of at least 1. The policy "
+                "may solve the tasks, or give only answers of one value, since this run had outcomes above 1: use "
+                "harder tasks, or a rule with outcomes from 0 to 1"
+            )
         if self._are_right:
             return (
                 f"{refused}: {right}, and the filters accepted none before. The policy can solve the tasks already, or "

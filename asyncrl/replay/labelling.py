@@ -21,7 +21,7 @@ from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
-from asyncrl.replay.filter_limit import FilterLimit
+from asyncrl.replay.filter_limit import ABOVE_1, FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import label_needs
 from asyncrl.replay.leases import WorkerLeases
@@ -289,6 +289,9 @@ class Labelling:
         played = [member for member in members if not member.is_demonstration]
         outcomes = [member.outcome for member in played]
         self._settings.feed.learned(tx, group.row, float(np.mean(outcomes)))
+        if max(outcomes) > 1 and not tx.get("meta", ABOVE_1, bool):
+            tx.put("meta", ABOVE_1, True)
+            tx.afterwards(self._filter_limit.exceeded)
         reason = self._settings.filters.reason(members)
         if reason is not None:
             tx.afterwards(self._filter_limit.refused, reason, outcomes)

@@ -140,6 +140,11 @@ class Planning:
             tx.set("learner_step", step)
         return self._planned(tx, step)
 
+    def plan_at_once(self, tx: Transaction, step: int) -> BatchPlan:
+        """The recorded plan of `step`, or a new plan. It has no trajectories if too few groups are ready. Raises
+        RefusedError: `step` has no plan, and is not the next step to plan."""
+        return self.plan(tx, step) or self._record(tx, step, [])
+
     def plan_ahead(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of a step that the learner has not reached. `None` if it cannot be made yet.
 
@@ -340,6 +345,8 @@ class Planning:
 def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
     """The length in tokens of the prefix that each trajectory shares with the trajectory before it. 0 for the first
     trajectory of a group."""
+    if not names:
+        return []
 
     def read(name: str) -> Trajectory:
         return read_trajectory(decode(split(tx.present(tx.get_bytes("data", name), "data", name))))

@@ -151,6 +151,12 @@ class GetPlan(ReplayRequest, frozen=True):
     ahead: bool
 
 
+class PlanAtOnce(ReplayRequest, frozen=True):
+    """Request the batch plan of a learner step. A shard that has no plan yet records one without trajectories."""
+
+    step: Whole
+
+
 class Fetch(ReplayRequest, frozen=True):
     """Request the stored frames of trajectories or of their labels."""
 

@@ -18,7 +18,7 @@ from asyncrl.replay.changes import configure
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.ending import RunEnd
 from asyncrl.replay.failure_limit import FailureLimit, check_all
-from asyncrl.replay.filter_limit import FilterLimit
+from asyncrl.replay.filter_limit import ABOVE_1, FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
@@ -38,7 +38,7 @@ from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 
 WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
 """The requests in which workers ask for work or keep it. If the run is done, the reply says so."""
-TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
+TRAINING = (protocol.GetPlan, protocol.PlanAtOnce, protocol.Published, protocol.Evaluate)
 """The requests of a learner that trains. If one of them comes after the run was done, the run continues."""
 PUT_OFF_S = 3.0
 """After a request was put off, its client repeats it within this time. So if no request was put off during this time,
@@ -114,7 +114,7 @@ class ReplayService:
         self._scorers.resume(tx)
         self._limits[EPISODES].resume(tx.counter("accepted") + tx.counter("accepted_evaluations"))
         self._limits[SCORINGS].resume(tx.counter("labelled"))
-        self._filter_limit.resume(tx.count("plans") > 0)
+        self._filter_limit.resume(tx.count("plans") > 0, bool(tx.get("meta", ABOVE_1, bool)))
 
     def _pin(self, tx: Transaction) -> None:
         """Record the run and the settings on which the store's records depend, or compare them with the recorded
@@ -248,6 +248,9 @@ class ReplayService:
                 if plan is None:
                     self._pace.waits(tx, request.step, self._waits.now_s() or 0.0)
                 return None if plan is None else Reply(plan)
+            case protocol.PlanAtOnce():
+                self._waits.asked(True, lambda: "")
+                return Reply(self._planning.plan_at_once(tx, request.step))
             case protocol.GetTask():
                 record = TrajectoryRecord.load(tx, request.id)
                 return Reply(None if record is None else self._settings.task_of(request.id, record))

@@ -12,6 +12,7 @@ from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 from asyncrl.config.changes import ConfigChange
+from asyncrl.errors import TasksSolvedError
 from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.tally import SAMPLE, SOURCES, joined
@@ -44,8 +45,18 @@ class ShardedReplay:
         self._all(lambda client: client.require(needs[first], first))
 
     def plan(self, step: int) -> BatchPlan | None:
-        """The plan of a step, joined from the parts of all shards. `None` while a shard has none."""
-        return self._joined(lambda client: client.plan(step))
+        """The plan of a step, joined from the parts of all shards. `None` while a shard has none. A shard whose tasks
+        are solved has no part in a step for which another shard has groups. Raises TasksSolvedError: the tasks of all
+        shards are solved."""
+        parts = self._all(lambda client: _part(client, step))
+        solved = [part for part in parts if isinstance(part, TasksSolvedError)]
+        plans = [part for part in parts if isinstance(part, BatchPlan)]
+        if len(solved) + len(plans) < len(parts):
+            return None
+        if solved and not any(plan.ids for plan in plans):
+            raise solved[0]
+        # Every rank gets the same plan, since a shard records that it has no part.
+        return self._joined(lambda client: client.plan_at_once(step)) if solved else join_plans(plans)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
         """The plan of a step that the learner has not reached. `None` if there is none yet; does not wait."""
@@ -105,6 +116,14 @@ class ShardedReplay:
         parts = self._threads.map(lambda shard: ask(self._clients[shard], own[shard]), own)
         found = dict(zip(chain.from_iterable(own.values()), chain.from_iterable(parts), strict=True))
         return [found[name] for name in ids]
+
+
+def _part(client: ReplayClient, step: int) -> BatchPlan | TasksSolvedError | None:
+    """A shard's part of a plan, or its message that its tasks are solved. `None` if it has neither yet."""
+    try:
+        return client.plan(step)
+    except TasksSolvedError as error:
+        return error
 
 
 def _demonstrations(plans: Sequence[BatchPlan]) -> list[int]:

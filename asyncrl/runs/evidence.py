@@ -87,7 +87,7 @@ def read_evidence(run: Run, is_running: bool) -> Evidence:
         counts={name: sum(finite(row.get(name)) or 0 for row in replays) for name in COUNTED},
         newest_failure=texts["newest_failure"],
         refusing=texts["refusing"],
-        solved=texts["solved"],
+        solved=texts["solved"] if all(row.get("solved") for row in replays) else "",
         scores=scored,
         unread=settings.unread if settings else {},
         group_size=settings.group_size if settings else None,

@@ -50,7 +50,9 @@ def test_a_policy_that_solves_every_task_is_said_to_be_a_result() -> None:
     assert limit.is_solved
     assert "the policy solves these tasks, since 99% of the groups were right in every member" in limit.text()
     limit.check()
-    refuse(limit, 1, 1.0, "too_long")
+    refuse(limit, 4, 1.0, "too_long")
+    assert limit.is_solved, "a few groups of another reason change nothing"
+    refuse(limit, 2, 1.0, "too_long")
     assert not limit.is_solved
 
 
@@ -58,7 +60,7 @@ def test_a_policy_that_solves_every_task_is_said_to_be_a_result() -> None:
 def test_a_policy_that_solves_every_task_ends_the_run_with_this_result_also_after_a_resume(resumes: bool) -> None:
     limit = FilterLimit(batch_groups=2, limit=32)
     if resumes:
-        limit.resume(has_planned=True)
+        limit.resume(has_planned=True, above_1=False)
     else:
         limit.accepted()
     refuse(limit, 31, 1.0)
@@ -100,6 +102,25 @@ def test_groups_that_were_right_from_the_start_on_are_no_result() -> None:
     assert not limit.is_solved
     assert "100% of the groups were right in every member, and the filters accepted none before" in limit.text()
     assert "try the rule with a wrong answer" in limit.text()
+
+
+def test_an_outcome_of_1_is_no_result_where_outcomes_were_above_1(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(filters=Filters(zero_variance=True), max_refused_groups=FEWEST))
+
+    def play(*outcomes: float) -> None:
+        core.deliver(core.tickets(4))
+        for index, each in enumerate(core.lease()):
+            core.label(each.id, outcomes[index % 2])
+
+    play(1.0, 7.0)
+    core.planned(0)
+    core.publish(1)
+    core.restart()
+    for _ in range(FEWEST):
+        play(1.0, 1.0)
+    assert core.service.failing()["solved"] == ""
+    with pytest.raises(TooManyFailuresError, match="may solve the tasks, or give only answers of one value"):
+        core.plan(1)
 
 
 def test_a_replay_whose_filter_refuses_all_says_so_and_ends_the_run(tmp_path: Path) -> None:

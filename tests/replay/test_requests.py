@@ -36,6 +36,7 @@ VALID: list[ReplayRequest] = [
     protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
     protocol.RequireLabels(0, [], False),
     protocol.GetPlan(10**6, ahead=False),
+    protocol.PlanAtOnce(10**6),
     protocol.Fetch("data", ["nobody", "no one"]),
     protocol.FetchImage("nobody", bytes(32)),
     protocol.GetTask("nobody"),
@@ -81,7 +82,7 @@ def test_every_valid_request_is_taken(core: Core) -> None:
     for request in VALID:
         assert decode_request(encode_request(request, 7)).request == request
         # These name what is not there.
-        if request.kind not in ("Fetch", "FetchImage", "GetPlan", "Requeue", "Discard", "SkipPlan"):
+        if request.kind not in ("Fetch", "FetchImage", "GetPlan", "PlanAtOnce", "Requeue", "Discard", "SkipPlan"):
             send(core, request.kind, fields(request))
 
 

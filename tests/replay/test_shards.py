@@ -12,16 +12,18 @@ import pytest
 
 from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, TasksSolvedError
 from asyncrl.ids import shard_of
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
+from asyncrl.replay.filter_limit import FEWEST
+from asyncrl.replay.sampling import Filters
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.shards import ShardedReplay, join_evaluations, join_plans
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import BatchPlan
-from tests.helpers import make_labels, make_task, make_trajectory
+from tests.helpers import make_labels, make_played, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
 DATA = DataConfig(["train.parquet"])
@@ -95,6 +97,46 @@ def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when
         while plan is None:
             plan = replay.plan(0)
         assert len(plan.ids) == 8
+
+
+def play(client: ReplayClient, *outcomes: float) -> None:
+    client.put_all([make_played(ticket) for ticket in client.tickets([], 4)])
+    leases = client.lease(["rules"], 4, 1 << 20)
+    client.label([make_labels(each.trajectory.id, outcomes[index % 2]) for index, each in enumerate(leases)])
+
+
+def test_a_run_is_solved_only_once_the_tasks_of_all_shards_are(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        filtered = {"filters": Filters(zero_variance=True), "max_refused_groups": FEWEST}
+        replays = [
+            stack.enter_context(ReplayThread(tmp_path / str(shard), replace(settings(shard), **filtered)))
+            for shard in range(SHARDS)
+        ]
+        actors = clients(replays, "a")
+        learner = stack.enter_context(closing(ShardedReplay(clients(replays, "learner"))))
+
+        for actor in actors:
+            play(actor, 0.0, 1.0)
+        plan = learner.plan(0)
+        assert plan is not None
+        assert len(plan.ids) == 8
+        learner.published(1)
+        for _ in range(FEWEST):
+            play(actors[0], 1.0, 1.0)
+        assert learner.plan(1) is None, "shard 1 has work"
+        play(actors[1], 0.0, 1.0)
+        plan = learner.plan(1)
+        assert plan is not None
+        assert [shard_of(name, SHARDS) for name in plan.ids] == [1] * 4
+        with closing(ShardedReplay(clients(replays, "rank"))) as other:
+            assert other.plan(1) == plan
+        learner.published(2)
+        learner.checkpointed(2, 2)
+        for _ in range(FEWEST):
+            play(actors[1], 1.0, 1.0)
+        with pytest.raises(TasksSolvedError, match="the policy solves these tasks"):
+            learner.plan(2)
+        assert [each.client("x").audit()["lost"] for each in replays] == [0, 0]
 
 
 def test_evaluations_of_shards_weigh_by_their_counts() -> None:
