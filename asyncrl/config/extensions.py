@@ -12,5 +12,7 @@ from collections.abc import Mapping
 EXTENSIONS: Mapping[str, str] = {
     "scoring.manager": "asyncrl.compat.verl.judging",
     "actor.interactions": "asyncrl.compat.verl.VerlInteraction",
+    "actor.verl_tools": "asyncrl.compat.verl.tools.playing.verl_tools",
 }
-"""The program that judges whole groups by a reward manager, and the simulated user that wraps a class of verl."""
+"""The program that judges whole groups by a reward manager, the simulated user that wraps a class of verl, and the
+function that makes tool classes of tools of verl."""
