@@ -24,8 +24,7 @@ class StateLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The answer to a call, and the `score` of the call. The scores of the calls of a turn are added, and the sum is the
-    score of the turn."""
+    """The answer to a call, and the `score` of the call. The score of a turn is the sum of the scores of its calls."""
 
     content: Any
     score: float

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_KWARGS = ("execute_kwargs", "calc_reward_kwargs", "release_kwargs")
-"""The fields that an entry of a task's `tools_kwargs` may have beside `create_kwargs`, as in verl's data."""
+"""The fields of an entry of a task's `tools_kwargs` for other methods than `create`, as in verl's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,8 @@ class Toolbox:
         schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in ticket.task.tools)}
         if unknown := sorted(set(schemas) - set(self._classes)):
             raise ToolError(
-                f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools, actor.verl_tools or actor.mcp_servers"
+                f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools, actor.verl_tools or "
+                "actor.mcp_servers"
             )
         return schemas
 
@@ -179,7 +180,7 @@ class OpenTools:
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
         """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, the arguments may be in the entry's
-        field `create_kwargs`, beside those of CALL_KWARGS.
+        field `create_kwargs`; then the fields of CALL_KWARGS have those of other methods.
 
         Raises ToolError: a tool failed to create, or a field of its entry has no effect.
         """
@@ -285,8 +286,9 @@ def _divided(
     if not takes_call_kwargs:
         useless += [key for key, value in others.items() if value]
     if useless:
-        form = "beside create_kwargs" if outer else "of this tool"
-        raise ToolError(f"extra_info.tools_kwargs.{name}: {', '.join(useless)} {form} has no effect; leave it out")
+        raise ToolError(
+            f"extra_info.tools_kwargs.{name}: {', '.join(useless)} has no effect on this tool; leave it out"
+        )
     return inner, others
 
 

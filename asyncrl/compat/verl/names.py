@@ -102,6 +102,7 @@ LATER: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "verl.tools": ("", ()),
     "verl.tools.base_tool": (f"{_TOOLS}.base", ("BaseTool", "OpenAIFunctionToolSchema", "ToolResponse")),
     "verl.tools.function_tool": (f"{_TOOLS}.functions", _FUNCTIONS),
+    "verl.tools.gsm8k_tool": (f"{_TOOLS}.gsm8k", ("Gsm8kTool",)),
     "verl.tools.schemas": (f"{_TOOLS}.schemas", _SCHEMAS),
     "verl.tools.tool_registry": (f"{_TOOLS}.registry", _REGISTRY),
     "verl.tools.utils": ("", ()),

@@ -22,9 +22,10 @@ class BaseTool:
         self.name: str = self.tool_schema.function.name
         log.debug("tool %s: %s", self.name, self.tool_schema)
 
-    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema | None:
         """The schema that the policy sees. A class that needs no `tool_schema` returns its own."""
-        return self.tool_schema  # type: ignore[return-value]
+        found: OpenAIFunctionToolSchema | None = vars(self).get("tool_schema")
+        return found
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """Begin an episode, and return its id."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from asyncrl.compat.verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+Schema = OpenAIFunctionToolSchema
 Function = TypeVar("Function", bound=Callable[..., Any])
 LONGEST_RETURN = 3
 
@@ -53,7 +54,7 @@ class FunctionTools:
         self,
         name: str | Callable[..., Any] | None = None,
         *,
-        schema: OpenAIFunctionToolSchema | dict[str, Any] | None = None,
+        schema: Schema | dict[str, Any] | None = None,
     ) -> Any:
         """Note a function as a tool: `@function_tool`, or `@function_tool(name, schema=...)`.
 
@@ -88,17 +89,15 @@ class FunctionTools:
             self._loaded[file] = [self.registry[name] for name in sorted(set(self.registry) - before)]
         return self._loaded[file]
 
-    def _noted(
-        self, function: Function, given: str | None, schema: OpenAIFunctionToolSchema | dict[str, Any] | None
-    ) -> Function:
+    def _noted(self, function: Function, given: str | None, schema: Schema | dict[str, Any] | None) -> Function:
         name = given or function.__name__
+        found = _schema_of(function, name) if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
         known = self.registry.get(name)
         if known is not None and known.fn is not function:
             raise ValueError(
                 f"function tool {name!r} is already {known.fn.__module__}.{known.fn.__qualname__}; give "
                 f"{function.__module__}.{function.__qualname__} another name"
             )
-        found = _schema_of(function, name) if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
         self.registry[name] = FunctionTool(name, function, found, inspect.iscoroutinefunction(function))
         return function
 
@@ -127,14 +126,11 @@ def _response(value: Any) -> ToolResponse:
 
 
 def _schema_of(function: Callable[..., Any], name: str) -> OpenAIFunctionToolSchema:
-    variadic = [
-        each
-        for each in inspect.signature(function).parameters.values()
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
+    parameters = inspect.signature(function).parameters.values()
+    variadic = [str(each) for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if variadic:
         raise ValueError(
-            f"function tool {name!r} takes {', '.join(map(str, variadic))}, which no schema can express; name its "
+            f"function tool {name!r} takes {', '.join(variadic)}, which no schema can express; name its "
             "parameters one by one"
         )
     # Imported here, because it takes seconds, and only schemas that are not given need it.

@@ -35,7 +35,7 @@ ANSWER = 3
 
 @dataclass
 class AgentData:
-    """What `execute` gets as `agent_data`, if it takes that. All tools of an episode share it."""
+    """The argument `agent_data` of `execute`. All tools of an episode share it."""
 
     request_id: str
     extra_fields: dict[str, Any] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class VerlTool(Tool):
         create = self.theirs.create
         offered = {"instance_id": self.episode, "create_kwargs": kwargs}
         given = {name: value for name, value in offered.items() if _takes(create, name)}
-        # Early releases pass the arguments one by one, later ones as `create_kwargs`. A class gets those that it takes.
-        by_one = (
-            kwargs if not _names(create, "create_kwargs") else {k: v for k, v in kwargs.items() if _takes(create, k)}
-        )
-        made = await create(**{**given, **by_one})
+        # Early releases of verl pass the arguments one by one, later ones as `create_kwargs`. A class that names the
+        # latter gets of the former what it takes, too.
+        if _names(create, "create_kwargs"):
+            kwargs = {name: value for name, value in kwargs.items() if _takes(create, name)}
+        made = await create(**{**given, **kwargs})
         made = made[0] if isinstance(made, tuple) else made
         self._instance = self.episode if made is None else made
 
@@ -95,6 +95,9 @@ class VerlFunction(Tool):
         # verl counts a missing score as 0. Here a score of 0 means that the call was judged.
         is_scored = isinstance(result, tuple) and len(result) > 1 and result[1] is not None
         return _read(response, score if is_scored else None)
+
+    async def reward(self) -> None:
+        """A function judges no episode."""
 
 
 def verl_tools(entries: Sequence[Any]) -> list[type[Tool]]:
@@ -153,7 +156,10 @@ def _class_of(tool: Any) -> type[Tool]:
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{SETTING}: the schema of {type(tool).__name__} cannot be used: {error}") from error
     kind: type[Tool] = VerlTool if hasattr(tool, "execute") else VerlFunction
-    return type(kind.__name__, (kind,), {"theirs": tool, "schema": {"parameters": _NONE, **function}})
+    # The module tells whose code it is: a start tries the user's own code.
+    module = getattr(tool, "fn", type(tool)).__module__
+    parts = {"theirs": tool, "schema": {"parameters": _NONE, **function}, "__module__": module}
+    return type(kind.__name__, (kind,), parts)
 
 
 _NONE: Mapping[str, Any] = {"type": "object", "properties": {}}
