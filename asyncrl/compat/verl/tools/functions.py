@@ -134,7 +134,7 @@ def _schema_of(function: Callable[..., Any], name: str) -> OpenAIFunctionToolSch
             "parameters one by one"
         )
     # Imported here, because it takes seconds, and only schemas that are not given need it.
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     schema = get_json_schema(function)
     schema["function"]["name"] = name
