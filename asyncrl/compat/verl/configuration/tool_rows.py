@@ -14,8 +14,8 @@ from asyncrl.config.group_files import FAILURES
 
 COUNTERPARTS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python", "SearchTool": "search"}
 """verl's own tool classes that a tool of asyncrl replaces."""
-PROVIDED = "verl.tools.gsm8k_tool.Gsm8kTool"
-"""verl's own class of early releases that asyncrl provides."""
+PROVIDED = {"verl.tools.gsm8k_tool.Gsm8kTool": "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool"}
+"""Classes of verl's early releases that asyncrl has."""
 _NO_VARIABLE = re.compile(r"\W+")
 
 
@@ -68,8 +68,8 @@ class _Tools:
             self._add_counterpart(path, ours, config)
         else:
             kept = {name: entry[name] for name in ("class_name", "config", "tool_schema") if entry.get(name)}
-            self.written_for_verl.append(kept)
-            if path.startswith("verl.") and path != PROVIDED:
+            self.written_for_verl.append({**kept, "class_name": PROVIDED.get(path, path)})
+            if path.startswith("verl.") and path not in PROVIDED:
                 self.lines.append(
                     f"{self._key}: {path} is used unchanged, but asyncrl does not provide it: install a release of "
                     "verl that has it, or copy its file into a package of yours and name that"

@@ -173,7 +173,7 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     assert (config.actor.max_turns, config.actor.max_tool_chars) == (5, 256)
     assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
     assert (config.run.name, config.learner.group_size, config.observe.sinks) == ("qwen3b-16", 16, ["console"])
-    gsm8k = {"class_name": "verl.tools.gsm8k_tool.Gsm8kTool", "config": {"type": "native"}}
+    gsm8k = {"class_name": "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool", "config": {"type": "native"}}
     assert config.actor.verl_tools == [gsm8k]
     assert has(report, "verl.tools.sandbox_fusion_tools.SandboxFusionTool becomes python")
     assert not has(report, "actor.tools is empty")

@@ -152,7 +152,8 @@ def test_a_process_makes_each_object_once() -> None:
     assert first["vault"].theirs is again["vault"].theirs  # type: ignore[attr-defined]
 
 
-def test_verls_example_of_gsm8k_is_there_under_its_name() -> None:
+@pytest.mark.parametrize("path", ["verl.tools.gsm8k_tool.Gsm8kTool", "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool"])
+def test_verls_example_of_gsm8k_comes_with_asyncrl(path: str) -> None:
     schema = {
         "type": "function",
         "function": {
@@ -161,7 +162,7 @@ def test_verls_example_of_gsm8k_is_there_under_its_name() -> None:
             "parameters": {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]},
         },
     }
-    tools = classes({"class_name": "verl.tools.gsm8k_tool.Gsm8kTool", "config": {}, "tool_schema": schema})
+    tools = classes({"class_name": path, "config": {}, "tool_schema": schema})
     turns = [
         f'<tool_call>\n{{"name": "calc_gsm8k_reward", "arguments": {{"answer": "{answer}"}}}}\n</tool_call>'
         for answer in ("71", "72", "72")
