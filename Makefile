@@ -57,9 +57,9 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 NO_SERVERS := --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignore=tests/ray --ignore=tests/slurm \
 	--ignore=tests/environments
 
-# One worker more than cores, since many of these tests wait for processes and for limits of time.
+# Two workers more than cores, since many of these tests wait for processes and for limits of time.
 test: install
-	$(PYTEST) -n 3 $(NO_SERVERS) -m "not heavy and not long and not browser" $(ARGS)
+	$(PYTEST) -n 4 $(NO_SERVERS) -m "not heavy and not long and not browser" $(ARGS)
 
 # Each file in one worker: many of its tests share what a minute of two ranks made.
 test-heavy: install

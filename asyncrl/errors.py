@@ -71,6 +71,10 @@ class TooManyFailuresError(AsyncrlError):
     cause is fixed."""
 
 
+class TasksSolvedError(AsyncrlError):
+    """The policy solves the tasks, so that filters refuse every group. The run ends with this result."""
+
+
 class DataProtoError(AsyncrlError, AssertionError, RuntimeError):
     """The fields of a DataProto do not fit together. verl raises an AssertionError here, tensordict a RuntimeError."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sysconfig
 import traceback
@@ -17,6 +18,8 @@ _VARIES = re.compile(r"(?<!line )(?<!\d)\d+|'[^']*'|\"[^\"]*\"")
 """Matches the numbers and quoted values of a reason, such as an id or a missing key, but not the number of a line of
 code."""
 _LINE = re.compile(r"\([^()]+, line \d+\)")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
+"""A line of a stack, as faulthandler writes it."""
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OWN = (str(Path(__file__).parent), *_LIBRARIES, "<frozen", "<string>")
 """A file whose name begins with one of these is not the user's: it belongs to asyncrl, Python or an installed
@@ -102,6 +105,14 @@ def message_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose message cannot be read ({type(second).__name__})"
 
 
+def short_repr(value: Any) -> str:
+    """The first 100 characters of the representation of a user's value. Never raises, even if `__repr__` does."""
+    try:
+        return f"{value!r:.100}"
+    except Exception as error:  # noqa: BLE001 - reported. It may be a whole number of more than 4,300 digits.
+        return f"a value of type {type(value).__name__} that cannot be shown ({message_of(error)})"
+
+
 def own_line(error: BaseException) -> str:
     """The innermost line of the user's own code in the traceback of an error, such as `my_tools.py, line 12`.
 
@@ -113,6 +124,15 @@ def own_line(error: BaseException) -> str:
         places = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(file, number) for file, number in places if is_own(file)]
     return line_of(*own[-1]) if own else ""
+
+
+def line_in_stacks(stacks: str) -> str:
+    """The innermost line of the user's own code in the stacks of threads, as faulthandler writes them.
+
+    Empty if the stacks have no such line. If several threads run the user's code, the result is of the first one.
+    """
+    own = (line_of(file, int(number)) for file, number in _FRAME.findall(stacks) if is_own(file))
+    return next(own, "")
 
 
 def kind_of(reason: str) -> str:
@@ -135,6 +155,14 @@ def line_of(file: str, number: int | None) -> str:
     with suppress(OSError, ValueError):  # The working directory may have been removed.
         file = str(Path(file).relative_to(Path.cwd()))
     return f"{file}, line {number}"
+
+
+def line_of_function(function: Any) -> str:
+    """The line that defines a function or the class of a callable object, such as `my_rewards.py, line 12`. Empty if it
+    has no code in Python."""
+    function = inspect.unwrap(getattr(function, "func", function))  # The function of a `functools.partial`.
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "" if code is None else line_of(code.co_filename, code.co_firstlineno)
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -68,26 +69,36 @@ def _module(path: Path) -> str:
 SOURCES = {_module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-@cache
-def _tree(module: str) -> ast.Module:
-    return ast.parse(SOURCES[module].read_text())
+@dataclass(frozen=True)
+class Names:
+    """Names in a module: the modules of asyncrl that it imports, and its public classes."""
+
+    imports: frozenset[str]
+    classes: tuple[str, ...]
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
-    """The modules of asyncrl that a module imports."""
+def _names(module: str) -> Names:
+    tree = ast.parse(SOURCES[module].read_text())
     found = set()
-    for node in ast.walk(_tree(module)):
+    for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(source), names=names, level=0):
                 found |= {f"{source}.{name.name}" if f"{source}.{name.name}" in SOURCES else source for name in names}
             case ast.Import(names=names):
                 found |= {name.name for name in names}
-    return frozenset(found & SOURCES.keys())
+    classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return Names(frozenset(found & SOURCES.keys()), tuple(name for name in classes if not name.startswith("_")))
 
 
-def _edges() -> Iterator[tuple[str, str]]:
-    return ((module, imported) for module in SOURCES for imported in sorted(imports(module)))
+def imports(module: str) -> frozenset[str]:
+    """The modules of asyncrl that a module imports."""
+    return _names(module).imports
+
+
+@cache
+def _edges() -> list[tuple[str, str]]:
+    return [(module, imported) for module in SOURCES for imported in sorted(imports(module))]
 
 
 def _room(module: str, within: str, floors: Sequence[Sequence[str]]) -> tuple[int, str] | None:
@@ -102,8 +113,9 @@ def _room(module: str, within: str, floors: Sequence[Sequence[str]]) -> tuple[in
 
 def _against(within: str, floors: Sequence[Sequence[str]]) -> list[str]:
     wrong = []
+    rooms = {module: _room(module, within, floors) for module in SOURCES}
     for module, imported in _edges():
-        ours, theirs = _room(module, within, floors), _room(imported, within, floors)
+        ours, theirs = rooms[module], rooms[imported]
         if ours is not None and theirs is not None and ours != theirs and theirs[0] >= ours[0]:
             wrong.append(f"{module} imports {imported}")
     return wrong
@@ -143,10 +155,17 @@ def _names_configuration(annotation: ast.expr | None) -> bool:
     return annotation is not None and re.search(r"\bTrainConfig\b", ast.unparse(annotation)) is not None
 
 
+@cache
+def _with_configuration() -> dict[str, ast.Module]:
+    """The modules that name `TrainConfig` anywhere."""
+    texts = {module: path.read_text() for module, path in SOURCES.items()}
+    return {module: ast.parse(text) for module, text in texts.items() if "TrainConfig" in text}
+
+
 def _signatures_with_configuration() -> Iterator[tuple[str, str]]:
     """Each function that takes `TrainConfig`, with its module."""
-    for module in SOURCES:
-        for node in ast.walk(_tree(module)):
+    for module, tree in _with_configuration().items():
+        for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 given = node.args
                 parameters = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
@@ -168,9 +187,9 @@ def test_the_configuration_stays_at_the_doors_and_few_signatures_take_it() -> No
 def test_no_class_outside_of_config_holds_the_configuration() -> None:
     holders = [
         f"{module}.{node.name}"
-        for module in SOURCES
+        for module, tree in _with_configuration().items()
         if module.split(".")[1:2] != ["config"]
-        for node in ast.walk(_tree(module))
+        for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         for field in node.body
         if isinstance(field, ast.AnnAssign) and _names_configuration(field.annotation)
@@ -181,10 +200,10 @@ def test_no_class_outside_of_config_holds_the_configuration() -> None:
 def test_no_two_public_classes_have_the_same_name() -> None:
     modules = defaultdict(list)
     for module in SOURCES:
-        for node in _tree(module).body:
+        for name in _names(module).classes:
             # The parameters of a plugin belong to its file, which a reader always names with them.
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name != "Params":
-                modules[node.name].append(module)
+            if name != "Params":
+                modules[name].append(module)
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}
 
 

@@ -88,3 +88,10 @@ def test_what_a_tool_a_rule_or_an_agent_imports_is_light(place: str) -> None:
     code = f"import sys; before = set(sys.modules); import {place}; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert {name.split(".")[0] for name in done.stdout.split()}.isdisjoint(HEAVY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["asyncrl.launch.preflight.trying", "asyncrl.commands.trial.__main__"])
+def test_an_episode_under_a_script_does_not_wait_for_torch(place: str) -> None:
+    code = f"import sys, {place}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

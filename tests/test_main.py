@@ -10,7 +10,7 @@ import pytest
 import asyncrl
 from asyncrl import __main__
 from asyncrl.config.commands import COMMANDS, SLOW
-from tests.helpers import GENEROUS_S
+from tests.helpers import GENEROUS_S, status_of
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,6 @@ def test_help_names_every_command() -> None:
     assert all(f"  {name} " in shown.stdout for name in COMMANDS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -38,12 +37,11 @@ def test_help_names_every_command() -> None:
         (["--version"], f"asyncrl {asyncrl.__version__}"),
     ],
 )
-def test_help_and_version(arguments: list[str], text: str) -> None:
-    shown = run(*arguments)
-    assert (shown.returncode, text in shown.stdout) == (0, True)
+def test_help_and_version(arguments: list[str], text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    status = status_of(*arguments)
+    assert (status, text in capfd.readouterr().out) == (0, True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -51,9 +49,11 @@ def test_help_and_version(arguments: list[str], text: str) -> None:
         (["actor", "--help", "lerner"], "asyncrl: lerner: there is no such section; did you mean learner?\n"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(arguments: list[str], message: str) -> None:
-    result = run(*arguments)
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
+def test_an_unknown_name_is_refused_with_the_nearest(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(*arguments) == 2
+    assert capfd.readouterr() == ("", message)
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -71,6 +71,7 @@ def test_a_command_that_loads_for_seconds_says_so_before(
     assert ended.value.code == f"{COMMANDS[name].module} after 'asyncrl {name}: loading\\n'"
 
 
+@pytest.mark.slow
 def test_the_help_of_a_command_that_imports_torch_begins_with_the_help() -> None:
     shown = run("try", "--help")
     assert shown.stdout.startswith("usage: asyncrl try")

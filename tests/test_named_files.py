@@ -45,7 +45,9 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
 
 @pytest.mark.slow
 def test_every_file_that_a_docstring_or_a_comment_names_exists() -> None:
-    found = [f"{source.relative_to(ROOT)}: {name}" for source in SOURCES for name in missing(words(source))]
+    # Taking a file apart takes long: only those that name such a file anywhere, perhaps in their code, are.
+    suspects = [source for source in SOURCES if any(missing(source.read_text()))]
+    found = [f"{source.relative_to(ROOT)}: {name}" for source in suspects for name in missing(words(source))]
     assert found == []
 
 

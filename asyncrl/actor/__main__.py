@@ -1,7 +1,7 @@
 """`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it finishes and delivers the running episodes, for up to cluster.drain_s, and returns all other tickets to
-the replay. Then it ends.
+On SIGUSR2 it finishes and delivers the running episodes, for up to cluster.drain_s seconds, and returns all other
+tickets to the replay. Then it ends.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
 
 
 async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: threading.Event, limit_s: float) -> None:
-    """Once `drain` is set, let the running episodes end for up to `limit_s` seconds; then set `stop`."""
+    """Once `drain` is set, wait up to `limit_s` seconds for the running episodes to end. Then set `stop`."""
     await drain.wait()
     log.info("waiting up to %g s for the running episodes", limit_s)
     for worker in workers:
@@ -117,8 +117,8 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
 
 
 async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> None:
-    """Load each new version into the engine. Raises TooManyFailuresError: the run has only one version, and the engine
-    fails its canary, a check of log-probs (`weights/canary.py`)."""
+    """Load each new version of the weights into the engine. Raises TooManyFailuresError: the run has only one version,
+    and the engine fails its canary, a check of log-probs (`weights/canary.py`)."""
     from asyncrl.weights.canary import CanaryError
 
     try:
@@ -139,7 +139,7 @@ async def _show_life(activity: Activity, respond: Callable[[], Awaitable[None]])
 
 
 def _as_asyncio(stop: threading.Event) -> asyncio.Event:
-    """An asyncio event that follows `stop`, which a signal handler sets."""
+    """Make an asyncio event that is set soon after `stop`, which a signal handler sets."""
     event, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def look() -> None:

@@ -36,7 +36,7 @@ async def open_runner(
     chat: Chat | None = None,
     watch: Watch = unwatched,
 ) -> EpisodeRunner:
-    """Open the runner. `stack` closes its tools, or the server of its agent.
+    """Open the runner. Closing `stack` closes the runner's tools, or the server of its agent.
 
     If the configuration names an agent, the agent plays the episodes; otherwise `ToolPlayer` does. `spans` records the
     phases of each episode. `watch` is called with the messages of conversations that `ToolPlayer` leads. `chat` is used

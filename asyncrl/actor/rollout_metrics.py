@@ -1,4 +1,5 @@
-"""Logs the metrics of an actor every few seconds: counts since the start, means and maxima since the last log."""
+"""Logs the metrics of an actor every few seconds: counts since the actor started, means and maxima since the last
+log."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class RolloutMetrics:
         self._totals["refused"] += 1
 
     async def run(self, running: Callable[[], int]) -> None:
-        """Log every `interval_s` seconds, and once more when cancelled. `running` counts running episodes."""
+        """Log every `interval_s` seconds, and once more when cancelled. `running` returns the number of running
+        episodes."""
         try:
             while True:
                 await asyncio.sleep(self._interval_s)

@@ -47,7 +47,7 @@ The function may raise any error.
 
 
 class RolloutWorker:
-    """Keeps up to `concurrency` episodes running; `active` is the number of tickets without an outcome.
+    """Keeps up to `concurrency` episodes running; `active` is the number of tickets that have no outcome yet.
 
     An episode may take `limit_s` seconds from the time at which the engine serves the version of its ticket. While no
     slot is free, the worker renews its leases every `renew_s` seconds.
@@ -89,8 +89,8 @@ class RolloutWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`. Then cancel the running episodes, which releases their tools, and abandon their tickets.
 
-        All calls of source and sink have returned when this returns. Raises their exceptions, except StoppedError,
-        which ends this like `stop`.
+        All calls of source and sink have returned when this returns. Raises the exceptions of these calls, except
+        StoppedError, which ends the work as `stop` does.
         """
         try:
             with suppress(StoppedError):
@@ -135,7 +135,7 @@ class RolloutWorker:
                     await asyncio.wait_for(self._slot_is_free.wait(), self._renew_s)
 
     async def _play_episodes(self) -> None:
-        """Play one ready ticket after another. Each slot runs this in its own task."""
+        """Play one ready ticket after another. Each slot runs this in its own asyncio task."""
         while True:
             _, _, ticket = await self._ready.get()
             self._spans.add("queued", self._held.arrival(ticket.id), self._spans.clock(), episode=ticket.id)
@@ -145,7 +145,7 @@ class RolloutWorker:
             self._slot_is_free.set()
 
     async def _play(self, ticket: Ticket) -> EpisodeOutcome:
-        """Run the episode of a ticket. An error becomes the reason of its failure."""
+        """Run the episode of a ticket. If the episode raises an error, return the reason of the failure."""
         limit = asyncio.timeout(None)
 
         def begin() -> None:
@@ -175,8 +175,8 @@ class RolloutWorker:
             while len(finished) < CREDITS and not self._finished.empty():
                 finished.append(self._finished.get_nowait())
             await self._delivery.deliver({ticket_id: outcome for ticket_id, outcome, _ in finished})
-            # Exactly once: a ticket is released only when its outcome is durable. If an answer is lost, the delivery is
-            # repeated, and the replay recognises the trajectory by its id, which is the ticket's.
+            # Exactly once: a ticket is released only when its outcome is durable. If the replay's answer is lost, the
+            # delivery is repeated, and the replay recognises the trajectory by its id, which is the ticket's.
             for ticket_id, outcome, ended in finished:
                 self._show(ticket_id, outcome, ended)
                 self._held.acknowledged(ticket_id)
@@ -204,8 +204,8 @@ class RolloutWorker:
 
 
 async def first_to_end(*works: Awaitable[object]) -> None:
-    """Run all `works` until one of them ends, and then cancel the others. Once all have ended, raises the error of the
-    first one that ended."""
+    """Run all `works` until one of them ends, and then cancel the others. If the first one ended with an error, raises
+    this error once all have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

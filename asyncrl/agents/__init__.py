@@ -1,22 +1,22 @@
-"""Agents: programs, of users or built in, that play episodes through a chat API.
+"""Agents: functions, programs and remote clients that play episodes through a chat API. Some are built in.
 
 This package keeps these promises (the numbers are those of docs/concepts.md):
 
-- 4, a failure is never a zero: an agent that fails ends its episode without a reward (`chat_api/agent.py`).
+- 4, a failure is never a reward of zero: an agent that fails ends its episode without a reward (`chat_api/agent.py`).
 - 7, back-pressure: connections, requests, bodies and waits are bounded (`chat_api/server.py`).
 - 8, closed by default: each episode has a key, and a malformed request is refused with a reason and counted
   (`chat_api/server.py`).
 
-Files in reading order: `chat_api/opening.py` chooses the kind of agent, `chat_api/agent.py` lets it play an episode,
-`chat_api/server.py` answers its requests. Each protocol has a file: `chat_completions.py`, `responses.py`,
-`anthropic_messages.py`. `chat_api/program.py` runs agents that are programs, `chat_api/sessions.py` serves agents on
-other machines.
+Files in reading order: `chat_api/opening.py` opens the agent that the configuration names, `chat_api/agent.py` lets
+agents play episodes, `chat_api/server.py` answers the agents' requests. Each protocol has a file:
+`chat_completions.py`, `responses.py`, `anthropic_messages.py`. `chat_api/program.py` runs agents that are programs,
+`chat_api/sessions.py` serves agents on other machines.
 
 `openenv.py` and `nemo_gym.py` are agents for environments on servers. `programs/` has agents for environments that need
 the Python and the packages of another project.
 
-You may change agents for environments, and the fields that a protocol reads. Only `episode.recorder` may record a
-sampled token.
+The agents for environments, and the fields that a protocol reads, may change. Sampled tokens may be recorded only by
+`episode.recorder`.
 """
 
 from asyncrl.agents.chat_api.result import Agent, AgentResult

@@ -7,8 +7,8 @@
     POST /reset, /step                           only on servers in the style of Gymnasium
 
 Servers in the style of Gymnasium have /reset and /step instead of the other three, and score each turn. ROW is a line
-of NeMo Gym's data, with the prompt and the tools in `responses_create_params`. Gym and the policy's endpoint both use
-OpenAI's Responses, so the server gets exactly the items that the policy wrote.
+of NeMo Gym's data, with the prompt and the tools in `responses_create_params`. NeMo Gym and the policy's endpoint both
+use OpenAI's Responses API, so the server gets exactly the items that the policy wrote.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Item = Mapping[str, Any]
 
 
 class NemoGymAgent:
-    """Plays episodes with the resources server at `url`. `ServerOptions` describes the `options`, and when they raise
-    ConfigError."""
+    """Plays episodes with the resources server at `url`. `ServerOptions` describes the `options`. Raises ConfigError:
+    an option has an impossible value."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._server = EnvironmentServer(ServerOptions(url, **options))
@@ -81,12 +81,12 @@ class NemoGymAgent:
         found = _checked(await client.request("POST", "verify", {**row, "response": response}), "verify").json()
         reward = read_reward(found.get(REWARD))
         if reward is None:
-            raise UnavailableError(f"the server verified an episode without a reward: {found!r:.200}")
+            raise UnavailableError(f"the server's answer to /verify has no reward: {found!r:.200}")
         return AgentResult({REWARD: reward}, _metrics(found, row))
 
     async def _called(self, client: ServerClient, call: Item) -> Item:
-        """Send a tool call to the server. The policy reads the result even if its status is an error, as with NeMo
-        Gym's own agents."""
+        """Send a tool call to the server. The policy reads the result even if the server answers with an error status,
+        as with NeMo Gym's own agents."""
         reply = await client.request("POST", quote(call["name"], safe=""), json.loads(call["arguments"]))
         self._server.counts.errors += reply.status >= HTTPStatus.BAD_REQUEST
         text = cut(reply.body.decode(errors="replace"), self._server.options.max_chars)
@@ -173,7 +173,7 @@ def _metrics(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, floa
 
 
 def _row(task: Task) -> Mapping[str, Any]:
-    """The task's line of Gym's data. Raises AgentError: the task has none."""
+    """The task's line of NeMo Gym's data. Raises AgentError: the task has no such line."""
     given = task.extra_info.get(FIELD)
     try:
         row: Any = read_object(given) if isinstance(given, str) else given

@@ -5,8 +5,9 @@
       {"type": "reset", "data": {"seed": 3}} -> {"type": "observation", "data": {observation, reward, done}}
       {"type": "step", "data": ACTION}       -> the same
 
-If an action's only field is a text, the policy's answer is that field. If the environment has tools (`call_tool`), the
-policy gets these tools. Any other action becomes a tool `step`, whose parameters are the action's fields.
+If an action's only field is a text, the policy's answer becomes the value of that field. If the environment has tools
+(`call_tool`), the policy gets these tools. Any other action becomes a tool `step`, whose parameters are the action's
+fields.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class OpenEnvStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Actions:
-    """The way in which the policy acts. If `text_field` is given, the policy's answer is this field of an action.
-    Otherwise the policy calls `tools`.
+    """The way in which the policy acts. If `text_field` is given, the policy's answer becomes the value of this field
+    of an action. Otherwise the policy calls `tools`.
 
     `as_action` makes an action from a tool's name and arguments.
     """
@@ -65,8 +66,8 @@ class OpenEnvAgent:
     """Plays episodes with the server at `url`. Raises ConfigError: see `ServerOptions`.
 
     `action` names the field of an action that gets the policy's answer. It is needed if the schema does not show which
-    field that is. `observation` is the field of an observation that the policy reads. For the `options` see
-    `ServerOptions`.
+    field that is. `observation` names the field of an observation that the policy reads; None: see `observation_text`.
+    For the `options` see `ServerOptions`.
     """
 
     def __init__(self, url: str, action: str | None = None, observation: str | None = None, **options: Any) -> None:
@@ -133,13 +134,14 @@ class OpenEnvAgent:
             following, rewards[-1], done = await self._react(game, actions, answer)
             messages += following
         if not policy.turns:
-            raise AgentError("the environment was over before the policy's first turn")
+            raise AgentError("the episode ended before the policy's first turn")
         return rewards
 
     async def _react(
         self, game: OpenEnvSession, actions: Actions, answer: PolicyTurn
     ) -> tuple[list[Message], float | None, bool]:
-        """The messages that follow a turn of the policy, its reward, and true if the episode is over."""
+        """Send a turn of the policy to the environment. Returns the messages that follow the turn, the turn's reward,
+        and true if the episode is over."""
         if actions.text_field is not None:
             text, step = await self._step(game, {actions.text_field: answer.text})
             return [{"role": "user", "content": text}], step.reward, step.done
@@ -184,7 +186,8 @@ class OpenEnvSession:
         raise UnavailableError(f"the server answered a {kind} with {found!r:.200}")
 
     async def tools(self) -> list[Message]:
-        """Request the environment's tools. Raises UnavailableError."""
+        """Request the environment's tools. Raises RefusedError: the server refused the request; UnavailableError: the
+        server failed, or its list of tools is empty or malformed."""
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         found = await self._data({"type": "mcp", "data": request}, "mcp")
         match found:
@@ -208,8 +211,8 @@ class OpenEnvSession:
 
 
 def observation_text(observation: Mapping[str, Any], field: str | None = None) -> str:
-    """An observation as text. It is the observation's `field`; without `field`, it is the result of a tool, or the only
-    field, or all fields as JSON.
+    """Convert an observation to a text: the observation's `field`, if given. Otherwise the result of a tool, or the
+    only field, or all fields as JSON.
 
     Raises UnavailableError: the observation lacks `field`.
     """

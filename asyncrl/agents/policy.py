@@ -41,7 +41,7 @@ class PolicyTurn(NamedTuple):
 
 
 class PolicyClient:
-    """Requests turns of the policy in one episode. `turns` is the number of turns that it got."""
+    """Requests turns of the policy in one episode. `turns` is the number of turns that it has received."""
 
     def __init__(self, http: aiohttp.ClientSession, base_url: str) -> None:
         self.turns = 0
@@ -86,8 +86,8 @@ async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
 
 
 def with_text_added(messages: Sequence[Message], text: str) -> list[Message]:
-    """The messages with `text` at the end. It is added to the last message if that is a text of the user, else it is a
-    new message."""
+    """Add `text` to the last message if this is a text with the role `user`, else add it as a new user message. Returns
+    the messages. An empty text changes nothing."""
     if not text:
         return list(messages)
     last = messages[-1] if messages else None

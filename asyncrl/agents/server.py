@@ -1,7 +1,7 @@
-"""Sends the requests of episodes to an environment server. The number of simultaneous episodes, the size of answers and
-the time for them are limited.
+"""Sends the requests of episodes to an environment server. The number of simultaneous episodes, the size of an answer
+and the time for an answer are limited.
 
-If a server is full or cannot be reached, the beginning of an episode is retried until `start_s` has passed. Then the
+If a server is full or cannot be reached, the beginning of an episode is retried for `start_s` seconds. After that, the
 episode fails, and is played again later. If the server is lost during an episode, the episode fails at once, because
 only the server has its state.
 """
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ServerCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
-    - `started`: episodes that began at the server; `unavailable`: attempts to begin an episode that failed.
+    - `started`: episodes that began at the server; `unavailable`: failed attempts to begin an episode.
     - `lost`: episodes that failed because the server was lost or gave an invalid answer.
     - `errors`: refusals and errors of the server that were shown to the policy.
     """
@@ -75,7 +75,7 @@ class ServerOptions:
         if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{OPTIONS}.url={self.url!r:.100}: give an address such as http://127.0.0.1:8000")
         if "@" in self.url.split("/")[2]:
-            raise ConfigError(f"{OPTIONS}.url is logged: give the user and the password in {OPTIONS}.headers instead")
+            raise ConfigError(f"{OPTIONS}.url is logged: give a user name and a password in {OPTIONS}.headers instead")
         pairs = self.headers.items() if isinstance(self.headers, Mapping) else [(None, None)]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise ConfigError(f"{OPTIONS}.headers: give a mapping of names to texts")
@@ -109,7 +109,7 @@ class EnvironmentServer:
         self._slots = asyncio.Semaphore(options.sessions)
 
     def counters(self) -> Mapping[str, float]:
-        """Counts since the start."""
+        """Counts since the actor started."""
         return {f"agent_server_{name}": count for name, count in asdict(self.counts).items()}
 
     @asynccontextmanager
@@ -149,7 +149,7 @@ class EnvironmentServer:
                 self.counts.unavailable += 1
                 if self._clock() + wait_s > end:
                     raise UnavailableError(
-                        f"no episode could begin within {self.options.start_s:g} s: {error}"
+                        f"the episode could not begin within {self.options.start_s:g} s: {error}"
                     ) from error
             else:
                 self.counts.started += 1
@@ -260,7 +260,7 @@ class ServerSocket:
 
 
 def read_object(text: str | bytes) -> Mapping[str, Any]:
-    """Read the JSON object in an answer. Raises UnavailableError: it has another form."""
+    """Read the JSON object in an answer. Raises UnavailableError: the answer is not a JSON object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -276,7 +276,8 @@ def is_finite(value: Any) -> bool:
 
 
 def read_reward(value: Any) -> float | None:
-    """Read the reward in an answer; None if the answer has none. Raises UnavailableError: it is not a finite number."""
+    """Read the reward of an answer, which may be None. Raises UnavailableError: it is neither None nor a finite
+    number."""
     if value is None:
         return None
     if not is_finite(value):

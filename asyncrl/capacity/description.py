@@ -37,13 +37,14 @@ class TypicalEpisode(Struct, frozen=True, forbid_unknown_fields=True):
 class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The measured speed of each part of a run.
 
-    - `tasks` has a list of episodes for each of some tasks. A simulated group gets one task, and each member of the
-      group one episode of this task.
+    - `tasks` is a sample of the tasks: each entry is the list of the episodes of one task. A simulated group gets one
+      task, and each member of the group one episode of this task.
     - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.
     - New weights reach an engine `transfer_s` after they are published. The engine then pauses for `switch_s`.
     - A scorer takes `label_s` per trajectory.
     - A learner step takes `token_s` for each token of the batch, divided by the number of the learner's GPUs. It takes
-      another `step_s`, which does not depend on that number. A publish takes another `publish_s`.
+      another `step_s`, which does not depend on that number. A step that publishes takes
+      `publish_s` more.
     - `failed` is the share of episodes that fail, and `zero_variance` the share of groups whose rewards are all equal.
     - `requests` has the smallest and the largest number of requests with which the speed of an engine was measured;
       empty: unknown.

@@ -4,7 +4,7 @@ Each command is a function `main(argv)`, named in `config/commands.py`. It retur
 which `config/exits.py` turns into a message and a status. Only `__main__.py` and `from_config.py` take the whole
 configuration. This package keeps no promise of its own: an evaluation relies on the replay's promises.
 
-In reading order: `evaluate/__main__.py` (a run without training), `sft/__main__.py` (training without a run),
+In reading order: `evaluate/__main__.py` (a run without training), `sft/__main__.py` (training without episodes),
 `trial/__main__.py` (one episode in this process), `export.py` and `merge/merge.py` (models from checkpoints), then
 `demo/__main__.py`.
 

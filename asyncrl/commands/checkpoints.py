@@ -25,9 +25,9 @@ def checkpoint_of(run: Path, learner: LearnerConfig, steps: int | str | None) ->
     """The checkpoint after `steps` learner steps. With BEST it is the checkpoint with the best evaluation, with None
     the newest.
 
-    Raises CheckpointError, which lists the existing checkpoints: the checkpoint does not exist, or is damaged.
+    Raises CheckpointError: the checkpoint does not exist (then the message lists those that do), or is damaged.
     """
-    # This is imported here, because torch takes seconds, and a wrong name should be refused at once.
+    # These imports are here because torch takes seconds to load, and callers should refuse wrong arguments at once.
     from asyncrl.learner.checkpoint.checkpoint import Checkpoints, step_of
     from asyncrl.learner.ranks.ranks import Ranks
 

@@ -18,10 +18,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, read_checkpoint
 from asyncrl.config.commands import command_name
-from asyncrl.config.schema import CriticConfig, ModelConfig
+from asyncrl.config.schema import AlgorithmConfig, CriticConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.runs.card import write_card
 from asyncrl.runs.finding import require_run
@@ -38,11 +37,11 @@ def main(argv: Sequence[str]) -> None:
         "--step",
         type=_step,
         metavar="K",
-        help="export the checkpoint after K learner steps, or `best` (the newest)",
+        help="export the checkpoint after K learner steps, or `best`; default: the newest",
     )
     parser.add_argument("--adapter", action="store_true", help="write only the adapters of model.lora")
     parser.add_argument("--critic", action="store_true", help="write the critic instead of the policy")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder (RUN/exports/step-K)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder; default: RUN/exports/step-K")
     given = parser.parse_args(argv)
     sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
 
@@ -58,15 +57,15 @@ def export_run(
 ) -> Path:
     """Export the policy of a checkpoint, or only its adapters, or the critic. Return the new folder.
 
-    `steps` means the same as in `checkpoint_of`. Raises ConfigError: the run does not exist or trains no adapters or no
-    critic, or `to` exists already. Raises CheckpointError: the checkpoint does not exist or cannot be read. Raises
-    OSError.
+    `steps` means the same as in `checkpoint_of`. Raises ConfigError: the run does not exist, or does not train the
+    adapters or the critic that are asked for, or `to` exists already. Raises CheckpointError: the checkpoint does not
+    exist or cannot be read. Raises OSError.
     """
     run = require_run(name)
     config = read_config(run.folder)
     if adapter and not config.model.lora.is_used:
         raise ConfigError(f"{run.folder} trains no adapters (model.lora): leave out --adapter")
-    if critic and not Algorithm.from_config(config.algorithm, config.learner.minibatches).needs_critic:
+    if critic and not _trains_critic(config.algorithm, config.learner.minibatches):
         raise ConfigError(f"{run.folder} trains no critic (algorithm.advantage): leave out --critic")
     checkpoint = checkpoint_of(run.folder, config.learner, steps)
     kind = "-adapter" if adapter else "-critic" if critic else ""
@@ -81,6 +80,13 @@ def export_run(
     write_policy(config.model, checkpoint, folder)
     write_card(run, folder, checkpoint.steps)
     return folder
+
+
+def _trains_critic(algorithm: AlgorithmConfig, minibatches: int) -> bool:
+    # Imported here, so that a command that imports this file does not load torch.
+    from asyncrl.algorithms.algorithm import Algorithm
+
+    return Algorithm.from_config(algorithm, minibatches).needs_critic
 
 
 def require_new(folder: Path) -> None:

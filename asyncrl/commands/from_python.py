@@ -1,7 +1,7 @@
 """asyncrl from Python: `asyncrl.train`, `asyncrl.evaluate` and `asyncrl.Run`, for scripts and notebooks.
 
-They check what the commands check, and refuse with the same messages. A run that was started here is like any other:
-`asyncrl dashboard`, `asyncrl status` and `asyncrl stop` work on its folder.
+They check what the commands check, and refuse with the same messages. A run that was started from Python is like any
+other: `asyncrl dashboard`, `asyncrl status` and `asyncrl stop` work on its folder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class RunView:
 
     @property
     def result(self) -> str:
-        """done, stopped or failed. Empty while the run is running, and if its launcher wrote no result."""
+        """`done`, `solved`, `stopped` or `failed`. Empty while the run is running, or if its launcher wrote no
+        result."""
         return self._reader.end()
 
     @property
@@ -84,7 +85,7 @@ class RunView:
         return _table(self._reader.rows(role))
 
     def evaluations(self) -> pa.Table:
-        """The results of the evaluations on `data.eval`; no rows before the first one."""
+        """The results of the evaluations on `data.eval`; no rows before the first evaluation."""
         return _table(self._reader.rows("evaluation"))
 
     def episodes(self, states: Collection[str] = ()) -> pa.Table:
@@ -102,7 +103,8 @@ class RunView:
             return trajectory_table(stored, states, None if decode is ids_as_text else decode)
 
     def kept(self) -> pa.Table:
-        """The episodes that were kept for people, with step, reward and kind; `asyncrl dashboard` shows them."""
+        """The episodes whose text was kept for reading (`observe.keep_episodes`), with step, reward and kind; `asyncrl
+        dashboard` shows them."""
         import pyarrow as pa
         from msgspec.structs import asdict
 
@@ -149,7 +151,7 @@ def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str 
     `values` have keys of docs/configuration.md, such as `{"model.path": "...", "learner.steps": 20}`. A function or
     class means its dotted path, as in `{"scoring.rule": rewards.score}`. `words` are
     written as on a command line, such as `"algorithm=dapo"`, and win over `values`. If the call is interrupted (by
-    Ctrl-C, or by the kernel's stop), it stops the run cleanly, with a checkpoint, before it ends.
+    Ctrl-C, or by a notebook's stop button), it stops the run cleanly, with a checkpoint, before it ends.
 
     Raises ConfigError or DataError: the configuration or the data cannot be used; the message has a line for each
     mistake. Raises AsyncrlError: the run failed.
@@ -176,7 +178,8 @@ def evaluate(
     `target` is the folder or name of a run, or the folder or hub name of a model. Without `data` the tasks are those of
     the run's data.eval. `step` is the number of steps after which the checkpoint of a run was written; by default the
     newest checkpoint is evaluated. An attempt is right if its outcome is at least `threshold`. `values` and `words`
-    change keys, as for `train`. A second call with the same arguments resumes, or reads the finished evaluation.
+    change keys, as for `train`. A second call with the same arguments resumes the evaluation, or reads it if it is
+    finished.
 
     Raises ConfigError, DataError and CheckpointError: the arguments, the data or the checkpoint cannot be used;
     AsyncrlError: the evaluation failed.
@@ -191,7 +194,7 @@ def evaluate(
 
 
 def interruptible(work: Callable[[threading.Event], T]) -> T:
-    """Call `work` in a thread, since a notebook's own thread has an event loop, and return its result.
+    """Call `work` in a new thread, and return its result. In a notebook the caller's thread already runs an event loop.
 
     `work` gets an event, which a KeyboardInterrupt sets. The KeyboardInterrupt is raised once `work` has returned.
     """

@@ -16,7 +16,7 @@ Keep server.secret and client.secret private: a process with one of these files 
 """
 ADDED = """made the keys of client {name}, and allowed it
   copy {theirs} to its machine over a channel that you trust, and set network.keys to the copy there
-  to refuse it again: delete its line in {folder}/allowed
+  to refuse this client again: delete its line in {folder}/allowed
 """
 
 

@@ -1,12 +1,12 @@
 """The configuration of a run, and how commands begin and end.
 
-A package takes `TrainConfig` only in its `from_config.py` or `__main__.py`, which `tests/test_architecture.py` checks.
-The promises that this package keeps:
+Except in `config` and `launch`, only the functions in a `from_config.py` or `__main__.py` take `TrainConfig`.
+`tests/test_architecture.py` checks this. The promises that this package keeps:
 
 - 3, the same batch after a crash: `changes.py` decides which keys a resumed run must keep, and which value a key has at
   a learner step.
-- 8, closed by default: `bind.py` and `checks/deployment.py` refuse open addresses without keys; `secrets.py` hides the
-  values of secret keys.
+- 8, closed by default: `bind.py` and `checks/deployment.py` refuse addresses that other machines can reach, unless keys
+  protect them; `secrets.py` hides the values of secret keys.
 
 In reading order: `option.py` (the declaration of a key), `schema/` (one typed section per file), `compose.py` (makes a
 checked configuration from KEY=VALUE words and files). Then `checks/` (combinations that cannot work), `refusals.py`,

@@ -1,5 +1,5 @@
-"""Checks the address at which a process will listen. Loopback is always allowed. Any other address needs keys or
-network.insecure=true."""
+"""Checks the address at which a process will listen. The loopback address is always allowed. Any other address needs
+keys or network.insecure=true."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_bind(
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches `host`."""
+    """True if only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

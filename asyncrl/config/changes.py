@@ -1,7 +1,8 @@
 """Changes of the configuration when a run resumes: the allowed changes, and the value of a key at each learner step.
 
-A change applies from the first step that had no recorded plan at the time of the change. Earlier steps keep the old
-value, even if a learner trains them again. So a step has the same values each time that it is trained.
+A change applies from the first step whose batch had not yet been chosen and recorded when the key changed. Earlier
+steps keep the old value, even if a learner trains them again. So a step has the same values each time that it is
+trained.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ its parameters."""
 STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
 """The sections that a learner step reads. All other keys affect only the data that the replay records."""
 ADDRESSES = ("network", "run.dir")
-"""Keys of addresses and folders. A change of them does not count as a change of the run."""
+"""Sections and keys of addresses and folders. A change in them does not count as a change of the run."""
 HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner.memory", "model.copies")
-"""Keys that may differ between the hosts of a learner. A change of them does not count as a change of the run."""
+"""Keys whose values may differ between the hosts of a learner. A change of such a key does not count as a change of the
+run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ class ConfigChange:
 
     @property
     def text(self) -> str:
-        """The change for people, with masked secrets."""
+        """The change as a text for people, with masked secrets."""
         return f"{self.key} {shown_value(self.key, self.old)} -> {shown_value(self.key, self.new)}"
 
 
 def with_steps(key: str, value: str, changes: Sequence[ConfigChange]) -> str:
-    """The `value` of a key for people. If it changed in mid-run, the text has each value and the step from which it
-    applies."""
+    """Return `value`, the text of a key's value. If the key changed in mid-run, return its first value, and each later
+    value with the step from which it applies."""
     own = [each for each in changes if each.key == key]
     if not own:
         return value
@@ -69,7 +71,7 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_key(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `values_of`, for a configuration of plain mappings. A missing key has its default."""
+    """Like `values_of`, for a configuration of plain mappings. A missing key gets its default value."""
     return {**values_of(TrainConfig()), **dict(_found(nested))}
 
 
@@ -92,12 +94,13 @@ def require_values(values: Mapping[str, Any]) -> None:
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ, except addresses. `before` and `after` have all keys.
+    """The keys whose values differ, and whose change counts as a change of the run (`is_of_run`). `before` and `after`
+    have all keys.
 
-    Raises ConfigError: some of these keys are fixed. The message has a line for each of them.
+    Raises ConfigError: the run must keep the value of some of these keys. The message has a line for each of them.
     """
     keys = [key for key in KEYS if before[key] != after[key] and is_of_run(key)]
-    # A secret may change: the server can stay the same while its key is replaced.
+    # A secret may change: a service can stay the same while its password is replaced.
     seen = [key for key in keys if masked_value(key, before[key]) != masked_value(key, after[key])]
     refused = {key: OPTIONS[key].fixed for key in seen if OPTIONS[key].fixed}
     if _kinds(before) != _kinds(after):
@@ -111,7 +114,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
         raise ConfigError(
             "\n".join(
                 (
-                    "the run began with another configuration, of which it keeps these keys (docs/faults.md):",
+                    "the run began with other values of these keys, and must keep its values (docs/faults.md):",
                     *lines,
                     "set these back to resume the run, or choose another run.name",
                 )
@@ -154,14 +157,15 @@ class ConfigHistory:
         return [*self.by_step().values()]
 
     def by_step(self) -> dict[int, TrainConfig]:
-        """Each configuration of `configs` by the first step to which it applies."""
+        """Maps each step from which a configuration applies to this configuration."""
         return {step: self.at(step) for step in sorted({0, *(each.step for each in self.changes)})}
 
     def at(self, step: int) -> TrainConfig:
         """The configuration with which a learner trains `step`.
 
-        A key has the value that the run recorded for this step. An exception is a key whose value in `config` was never
-        recorded by the run: this value applies to every step. So a run can be trained again with other values.
+        A key has the value that the run recorded for this step. If the value in `config` is none of those that the run
+        recorded for the key, it is a new one, and applies to every step. So a run can be trained again with other
+        values.
         """
         changes = [each for each in self.changes if each.key.startswith(STEP_SECTIONS)]
         if not changes:

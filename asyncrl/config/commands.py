@@ -1,4 +1,5 @@
-"""The table of commands of `asyncrl`, and the help of commands that read the configuration. Imports no command."""
+"""The table of commands of `asyncrl`, and the help of commands that read the configuration. This file imports no
+command."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from asyncrl.config.schema import TrainConfig
 
 @dataclass(frozen=True)
 class Command:
-    """A command, which the `main` of `module` runs. `is_role` is true if the command takes KEY=VALUE words."""
+    """A command, which the `main` of `module` runs. `is_role` is true if its help and its completion are those of a
+    role: KEY=VALUE words, and the options in `OPTIONS_HELP`."""
 
     module: str
     meaning: str
@@ -86,7 +88,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "data": Command(
         "asyncrl.data.command",
-        "make task files of published data sets: `asyncrl data --help`",
+        "make task files from published data sets: `asyncrl data --help`",
         False,
         ("gsm8k", "math", "dapo", "search", "code", "tools", "reasoning-gym"),
     ),
@@ -148,8 +150,9 @@ def command_name() -> str:
 
 
 def runnable(program: Path | None = None) -> str:
-    """The first word of a command that a user can paste into a shell: `asyncrl` if the shell finds it, else the path of
-    this process's own `asyncrl`. `program` is the file of this `asyncrl`, by default the one next to this Python."""
+    """The first word of a command that a user can paste into a shell: `asyncrl` if the shell then finds the `asyncrl`
+    of this process, else the path of that file. `program` is the file, by default the one next to the running Python
+    interpreter."""
     program = program or Path(sys.executable).with_name("asyncrl")
     found = shutil.which("asyncrl")
     if not program.exists() or (found is not None and Path(found).resolve() == program.resolve()):

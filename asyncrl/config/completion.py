@@ -14,7 +14,7 @@ from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import OPTIONS
 
 SCRIPTS = {
-    # bash starts a new word after "=", so its completions must begin after the "=".
+    # bash completes only the text after "=", so a completion must leave out what comes before it.
     "bash": """_asyncrl() {
     local line=${COMP_LINE:0:COMP_POINT} before
     local current=${line##*[[:space:]]}
@@ -33,14 +33,15 @@ compdef _asyncrl asyncrl
 """,
 }
 
-INSTALL = """to use it, add a line to ~/.bashrc, or to ~/.zshrc below `compinit`:
+INSTALL = """to turn completion on, add the line of your shell to ~/.bashrc, or to ~/.zshrc below `compinit`:
   eval "$(asyncrl completion bash)"
   eval "$(asyncrl completion zsh)"
 """
 
 
 def candidates(words: Sequence[str]) -> Iterator[str]:
-    """The completions of the last word of a command line of `asyncrl`. A complete word ends with a space."""
+    """The completions of the last word of a command line of `asyncrl`. If the word is complete, its completion ends
+    with a space."""
     *before, current = words
     current = current.lstrip("+")
     return (word for word in _known(before, current) if word.startswith(current))
@@ -74,7 +75,7 @@ def _values(key: str) -> Iterable[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line."""
+    """The command's entry point."""
     parser = argparse.ArgumentParser(
         description="Print the script that completes commands, keys and values in a shell.",
         epilog=INSTALL,

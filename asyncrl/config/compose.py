@@ -1,7 +1,7 @@
 """Turns KEY=VALUE words into a checked configuration: Hydra composes the files, and the schema adds the types.
 
 There are three levels, and a later one wins: the schema's defaults, the chosen files (algorithm, engine, scoring,
-experiment), the words of the command line. One error lists all mistakes, a line for each key.
+experiment), the words of the command line. One error lists all mistakes, with a line for each key.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
 
 
 _HYDRA = threading.Lock()
-"""Hydra keeps its state in the process, so that one thread at a time can compose."""
+"""Hydra has one state for the whole process. So only one thread at a time may compose."""
 
 
 def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, dict[str, str]]:
@@ -117,7 +117,7 @@ class _OfFiles(NamedTuple):
     """The configuration that files alone make.
 
     - `config`: the configuration
-    - `overruled`: the error line of `_overruled_engine` by its key, if there is one
+    - `overruled`: the result of `_overruled_engine`
     - `wrong`: an error line for each value that cannot be used
     """
 
@@ -139,13 +139,14 @@ def _of_files(shipped: Path, names: tuple[tuple[str, str], ...]) -> _OfFiles:
         return _OfFiles(config, overruled, [reason(error)])
 
 
-# Composition takes most of the time of `read`, and a process that reads many configurations chooses few different
-# files.
+# Cached, because composition takes most of the time of `read`, and a process that reads many configurations needs few
+# different combinations of files.
 _of_shipped_files = cache(_of_files)
 
 
 def _overruled_engine(chosen: Mapping[str, str], content: DictConfig) -> dict[str, str]:
-    """An error line if `engine=NAME` was given, and the experiment's file sets another engine.kind, which would win."""
+    """Map the key `engine` to an error line if `engine=NAME` was given, and the experiment's file sets another
+    engine.kind, which would win. Otherwise return an empty mapping."""
     name = chosen.get("engine")
     if not name or not chosen.get("experiment"):
         return {}
@@ -160,7 +161,7 @@ def _overruled_engine(chosen: Mapping[str, str], content: DictConfig) -> dict[st
 
 
 def parsed(word: str) -> Override:
-    """A word in Hydra's grammar. Raises ConfigError: it is not of the form KEY=VALUE."""
+    """Parse a word by Hydra's grammar. Raises ConfigError: it is not of the form KEY=VALUE."""
     if word.startswith("~"):
         raise ConfigError(f"{shown_word(word)}: a key cannot be removed; set it to another value")
     if "=" not in word or word.startswith("="):
@@ -169,7 +170,7 @@ def parsed(word: str) -> Override:
         override = OverridesParser.create().parse_override(word)
     except FAILURES as error:
         said = shown_word(word)
-        # Hydra's own message quotes the word.
+        # Hydra's own message quotes the word, so it is left out if the word contains a secret.
         why = f" ({reason(error)})" if said == word else ""
         raise ConfigError(
             f"{said}: it cannot be read{why}; quote a value that has special characters, as in \"NAME='VALUE'\" "

@@ -29,7 +29,7 @@ EXIT_STOPPED = 130
 """The status of a process that was stopped before it was done."""
 MAX_LINE_CHARS = 2_000
 STANDARD_OUTPUT = 1
-"""A file descriptor."""
+"""The file descriptor of standard output."""
 
 
 def end_quickly() -> None:
@@ -48,7 +48,8 @@ def exit_status(run: Callable[[], int | None], name: str) -> int:
 
     Ctrl-C and StoppedError give EXIT_STOPPED without a message. RunOverError gives 0, and so does an output that its
     reader has closed, as `| head` does. For any other AsyncrlError and for an OSError the message goes to stderr, and
-    each of its lines begins with `name`.
+    each of its lines begins with `name`. TooManyFailuresError then gives EXIT_HOPELESS, and `usage_or_failure` has the
+    status of every other error.
     """
     try:
         status = run() or 0
@@ -70,12 +71,12 @@ def exit_status(run: Callable[[], int | None], name: str) -> int:
 
 
 def _reader_has_enough() -> bool:
-    """True if the reader of standard output has closed it. If it has, this also makes later writes go nowhere and raise
-    no error."""
+    """True if the reader has closed standard output. Then later writes to standard output are also discarded, so that
+    they raise no error."""
     output = select.poll()
     output.register(STANDARD_OUTPUT, 0)
     if not output.poll(0):
         return False
-    # Python flushes once more at its end.
+    # Python flushes the output once more when it ends, and must find no closed pipe.
     os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
     return True

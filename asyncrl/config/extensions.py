@@ -14,5 +14,5 @@ EXTENSIONS: Mapping[str, str] = {
     "actor.interactions": "asyncrl.compat.verl.VerlInteraction",
     "actor.verl_tools": "asyncrl.compat.verl.tools.playing.verl_tools",
 }
-"""The program that judges whole groups by a reward manager, the simulated user that wraps a class of verl, and the
-function that makes tool classes of tools of verl."""
+"""The first path is a program that judges whole groups by one of verl's reward managers. The second is a simulated user
+that wraps a class written for verl. The third is a function that makes classes of tools written for verl."""

@@ -3,8 +3,8 @@
 Hydra finds the shipped files itself. A user's file is read and checked here, with the files in its `defaults`, and
 stored in Hydra's memory for one composition. So it can be in any folder, and needs no line `# @package`.
 
-The keys of a file win over the keys of the files in its `defaults`, unless `defaults` lists `_self_`. A relative path
-in `defaults` is relative to the file.
+The keys of a file win over the keys of the files in its `defaults`, unless `defaults` lists `_self_`. Then the entries
+after `_self_` win over the file's own keys. A relative path in `defaults` is relative to the file.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ class GroupFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the files from Hydra's memory, which it copies at each composition."""
+        """Remove the files from Hydra's memory: Hydra would copy them at each composition."""
         store = ConfigStore.instance().repo
         for group, name in self._names:
             store[group].pop(f"{name}.yaml", None)
 
     def choose(self, group: str, given: Any, base: Path = Path()) -> str | None:
         """Hydra's name for the file of a group that is `given` by name or path; `None` for no file. A relative path is
-        relative to `base`. Raises ConfigError: there is no file of this name, or there are two."""
+        relative to `base`. Raises ConfigError: there is no such file, or both asyncrl and the folder have a file of
+        this name."""
         if group not in GROUPS:
             raise ConfigError(f"{group}: there is no such group{did_you_mean(group, GROUPS)}")
         if given is None and group == "experiment":

@@ -40,7 +40,8 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
 def path_of(value: Any, key: str) -> str:
     """The dotted path by which the processes of a run import the function or class `value`, which is given for `key`.
 
-    Raises ConfigError: they cannot import it, since it is defined in a script, a notebook or a function.
+    Raises ConfigError: they cannot import it. It is defined in a script, a notebook or a function, or its module is in
+    a folder that only the script searches.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", type(value).__name__)
     if module == "__main__" or getattr(sys.modules.get(str(module)), name, None) is not value:
@@ -59,7 +60,8 @@ def path_of(value: Any, key: str) -> str:
 
 
 def _only_of_script(module: str) -> str:
-    """The folder of the running script, if only the script itself finds `module` there. Otherwise empty."""
+    """The folder of the running script, if `module` is in it and other processes do not search this folder. Otherwise
+    empty."""
     script, file = (
         getattr(sys.modules.get("__main__"), "__file__", None),
         getattr(sys.modules[module], "__file__", None),
@@ -86,7 +88,8 @@ def _near(path: str, error: Exception) -> str:
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     parent, _, missing = error.name.rpartition(".")
-    # Installed packages have thousands of modules, and a similar one would be no help.
+    # Search only the user's own folders: installed packages have thousands of modules, and one with a similar name
+    # would be no help.
     folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else filter(is_own, sys.path)
     near = nearest(missing, [each.name for each in pkgutil.iter_modules(folders)])
     return f"; did you mean {path.replace(missing, near, 1)}?" if near else ""

@@ -1,4 +1,4 @@
-"""The entry of every role: its command line, its log and its exit status."""
+"""The entry point of every role: its command line, its log and its exit status."""
 
 from __future__ import annotations
 

@@ -23,26 +23,28 @@ PROCESSES_FILE = "processes.json"
 """The file in a run's folder in which the supervisor records where each role runs."""
 SUMMARY_FILE = "summary.json"
 """The file in a run's folder with its results, for programs to read."""
+SOLVED_FILE = "solved"
+"""The file in a run's folder that a learner writes if it ends because the policy solves the tasks."""
 FINE_TUNING_FILE = "fine_tuning"
 """The file that marks the folder of a run of `asyncrl sft`, which has no replay, no episodes and no rewards."""
 CHECKPOINTS = "checkpoints"
-"""The folder in a run's folder with its checkpoints."""
+"""The subfolder of a run for its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
-"""The model card of an exported model, and the card's picture. An export does not overwrite existing files."""
+"""The model card of an exported model, and the card's picture. An export does not overwrite them."""
 AGENTS_FOLDER = "agents"
-"""The folder in a run's folder in which its actors write the addresses and keys with which remote agents request
+"""The subfolder of a run for its remote agents. Actors write there the addresses and keys that agents need to request
 episodes.
 """
 ALIVE_FOLDER = "alive"
-"""The folder in a run's folder with the heartbeats of its roles."""
+"""The subfolder of a run for the heartbeats of its roles."""
 
 
 def refuse_fine_tuning(run: Path) -> None:
     """Raises ConfigError: the folder is a run of `asyncrl sft`. Commands that need episodes or rewards call this."""
     if (run / FINE_TUNING_FILE).exists():
         raise ConfigError(
-            f"{run} is a run of `asyncrl sft`, which has no episodes and rewards. `asyncrl dashboard {run}` shows its "
-            f"figures, `asyncrl sft experiment={run / CONFIG_FILE}` goes on with it, and `asyncrl train "
+            f"{run} is a run of `asyncrl sft`, which has no episodes and no rewards. `asyncrl dashboard {run}` shows "
+            f"its figures, `asyncrl sft experiment={run / CONFIG_FILE}` goes on with it, and `asyncrl train "
             f"model.path={run / 'model'} run.name=NAME` trains the result further"
         )
 
@@ -53,7 +55,7 @@ def run_dir(config: RunConfig) -> Path:
 
 
 def agents_folder(config: RunConfig) -> Path:
-    """The folder in which the actors of the run write the addresses at which remote agents request episodes."""
+    """The folder of the run for its remote agents (`AGENTS_FOLDER`)."""
     return run_dir(config) / AGENTS_FOLDER
 
 
@@ -63,15 +65,16 @@ def gpu_locks(config: RunConfig) -> Path:
 
 
 def steps_in_newest_checkpoint(run_dir: Path) -> int:
-    """The steps that the newest complete checkpoint of a run covers; 0 if it has none."""
+    """The number of learner steps before the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
     marks = (run_dir / CHECKPOINTS).glob("step-*/complete")
     steps = (mark.parent.name.removeprefix("step-") for mark in marks)
     return max((int(each) for each in steps if each.isdecimal()), default=0)
 
 
 def record_config(config: TrainConfig, folder: Path | None = None) -> None:
-    """Write the configuration for roles and commands to read. The configuration of a run goes into the run's folder,
-    the configuration of a host into `folder`. If it has secrets, only the owner can read the file."""
+    """Write the configuration for roles and commands to read. It goes into the run's folder, or into `folder`: a
+    further host of the learner has its own configuration, which it writes into its own folder. If it has secrets, only
+    the owner can read the file."""
     path, values = (folder or run_dir(config.run)) / CONFIG_FILE, asdict(config)
     write_whole(path, yaml.safe_dump(values, sort_keys=False), private=has_secrets(values))
 
@@ -87,10 +90,10 @@ def weights_endpoint(config: NetworkConfig) -> str:
 
 
 def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
-    """The identity of the run of this process.
+    """The name and the id of the run to which this process belongs.
 
-    The id is in the run's folder and never changes. With `make`, the first process that finds no id creates the id. The
-    id is empty for a process that cannot see the folder. Raises ConfigError: the file is empty.
+    The id is in the run's folder and never changes. With `make`, an id is created if there is none. The id is empty if
+    this process finds no file of the id. Raises ConfigError: the file is empty.
     """
     path = run_dir(config) / IDENTITY_FILE
     if make and not path.exists():

@@ -34,8 +34,9 @@ def option(
     - `within`: an interval such as "(0, inf]". It applies to each value of a list or mapping.
     - `choices`: the allowed texts, also for each value of a list or mapping.
     - `fixed`: the reason why a resumed run must keep the value. If it is empty, the value may change.
-    - `secret`: the values that are masked (`config/secrets.py`): all, only entries with a secret's name (`named`), or
-      none. `None` means `named`. An option whose own name looks like a secret's must set `secret`.
+    - `secret`: the values that are masked (`config/secrets.py`): `all`, `none`, or with `named` only the entries of a
+      mapping whose names look like a secret's. `None` means `named`. An option whose own name looks like a secret's
+      must set `secret`.
     """
     metadata = {
         "meaning": meaning,
@@ -53,7 +54,7 @@ def option(
 
 @dataclass(frozen=True)
 class Option:
-    """One declared option. `type` leaves out None: `optional` tells whether None is allowed."""
+    """One declared option. `type` is the type without None, and `optional` tells whether None is allowed."""
 
     name: str
     type: Any

@@ -231,7 +231,7 @@ REMARKS: Mapping[str, str] = {
     "learner.batch_size": "It counts all episodes of a step, on all GPUs together",
     "run.dir and run.name": "The first is the folder of all runs, and the second names one run in it",
 }
-"""A difference from other systems, for our key or keys as `KEYS` has them."""
+"""A difference from other systems, for each entry of `KEYS` that needs this remark."""
 
 WITHOUT = {
     "top_p": "the correction needs the log-probs of the whole distribution, so actors sample from all of it",
@@ -249,10 +249,11 @@ WITHOUT = {
 effect."""
 
 KL_WEIGHTS = {"beta", "kl_coef", "kl_beta", "init_kl_coef", "kl_loss_coef"}
-"""The words for the weight of the KL. It is a parameter of a form of the KL, so the hint gives a form too."""
+"""The words for the weight of the KL. In asyncrl the weight is a parameter of an estimator of the KL, so the hint names
+an estimator too."""
 OF_KL = "algorithm.kl.weight"
 EXAMPLE = 0.001
-"""A weight for a hint, if the given value is no number."""
+"""The weight that the hint shows if the given value is not a number."""
 
 _SAME = {"top_k": "top_p", "min_p": "top_p", "presence_penalty": "repetition_penalty"}
 """Words that have the same text as another word."""

@@ -1,4 +1,5 @@
-"""The refusals of a configuration: values that break their option's constraint, combinations, and missing files."""
+"""The refusals of a configuration: values that break their option's constraint, combinations that cannot work, and
+missing files."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
 
 
 def may_exist(source: str) -> bool:
-    """True if a file, folder or pattern exists. Also true for a source on a hub and for a generated source, which are
-    not checked."""
+    """True if `source` is an existing file or folder, or a pattern that matches one. Also true for a source on a hub
+    and for a generated source, which are not checked."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

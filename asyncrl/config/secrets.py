@@ -1,8 +1,8 @@
 """Masks the secrets of a configuration: keys of services, tokens and passwords.
 
-The field `secret` of an option tells which of its values are secrets. Only config.yaml in the run's folder contains
-secrets, since the roles read it. If it contains any, only its owner can read it. Everything that is printed, logged,
-recorded, exported or sent has `MASK` instead.
+The field `secret` of an option tells which of its values are secrets. The roles read config.yaml in the run's folder,
+so it is the only file that contains secrets. If it has any, only the file's owner can read it. Everything that is
+printed, logged, recorded, exported or sent has `MASK` instead.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def shown_word(word: str) -> str:
         return masked_text(word)
     option = option_of(key.lstrip("+~"))
     if option is not None and option.holds_anything:
-        return f"{key}={MASK}"  # A nested value may contain named secrets, and may be cut off anywhere.
+        # The value may be nested and contain secrets by name. The word may be only a fragment of it that cannot be
+        # parsed, so all of it is masked.
+        return f"{key}={MASK}"
     return f"{key}={masked_value(key.lstrip('+~'), value)}"
 
 

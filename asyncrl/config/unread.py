@@ -13,8 +13,8 @@ READ_STEPS = ("grpo_turns", "prime", "process_grpo", "pure")
 
 
 def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> dict[str, str]:
-    """Map the name of each score that changes nothing to the ways to use it or to do without it. `environment` is the
-    reward of tools, environments and simulated users, which not every run has."""
+    """Map the name of each score that changes nothing to the ways to use it or to do without it. The score
+    `environment` comes from tools, environments and simulated users, and not every run has it."""
     read = set(_texts(asdict(algorithm)))
     if any("." in text for text in read):
         # A part of the algorithm that the user has written may read any score.
@@ -44,7 +44,7 @@ def _reads_turns(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> bool:
 
 
 def _weightless_rules(scoring: ScoringConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each rule with weight 0, and its data source. The first rule of a source is never unread: its score is the
+    """Each rule with weight 0, and its data source. The first rule of a source is left out, because its score is the
     outcome."""
     for source, value in scoring.rules.items():
         for entry in value[1:] if isinstance(value, list) else []:

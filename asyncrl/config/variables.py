@@ -1,4 +1,4 @@
-"""Replaces `$NAME` in a configuration by environment variables, so that a configuration needs no secrets."""
+"""Replaces `$NAME` in a configuration by environment variables, so that secrets need not be written into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 def with_variables(text: str, setting: str, variables: Mapping[str, str]) -> str:
-    """The text of `setting` with $NAME replaced by its value in `variables`, and $$ by a dollar sign.
+    """Return `text`, the value of the option `setting`, with each $NAME replaced by its value in `variables`, and each
+    $$ by a dollar sign.
 
     Raises ConfigError: a variable does not exist.
     """

@@ -89,7 +89,7 @@ def overview(run: Run) -> dict[str, Any]:
     - `configuration`: the main choices by key;
     - `steps`, `max_lag`: from the configuration; `None` if it could not be read;
     - `roles`: the host, pid (0: no process now) and restarts of each role by name;
-    - `dead`: the number of episodes that could not be scored or were left out by hand;
+    - `dead_letters`: the number of dead letters: failed attempts at episodes, and trajectories that were given up;
     - `warnings`, `remarks`: sentences about the run's health;
     - `shares`: shares of the newest episodes and of the newest tool calls, by name;
     - `trends`: the first and the last value of rewards and held-out results, and their `way` ("up" or "down") if they
@@ -113,7 +113,7 @@ def overview(run: Run) -> dict[str, Any]:
         "steps": settings.steps if settings else None,
         **progress_of(run, settings.steps if settings else None),
         "max_lag": settings.replay.max_lag if settings else None,
-        "dead": sum(finite(row.get("dead")) or 0 for row in replays),
+        "dead_letters": sum(finite(row.get("depth_dead")) or 0 for row in replays),
         "roles": plain(run.processes()),
         "warnings": [*health.warnings, *failing],
         "remarks": health.remarks,

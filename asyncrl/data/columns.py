@@ -34,7 +34,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """True if a message can carry the Python values of such a column unchanged."""
+    """True if a message can carry the Python values of a column of this type unchanged."""
     level = [kind]
     while level:
         nested = [each for each in level if pa.types.is_struct(each) or is_list(each)]

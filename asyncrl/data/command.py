@@ -55,13 +55,13 @@ SOURCES = {
 """Describes --source for each set that needs something special. All other sets take any file, folder or pattern of
 files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
-"""Names that stand for the sets of several publishers. Each is mapped to the default of --data-source."""
+"""Maps each name that covers the sets of several publishers to the default of --data-source."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "python": {"default": "python", "help": "a Python that has the environment's packages"},
     "args": {"default": "{}", "help": "JSON: arguments of the environment"},
     "limit": {"type": int, "help": "the largest number of tasks"},
     "first": {"type": int, "default": 0, "help": "number of the first task: its seed, or its index in the list"},
-    "prompt": {"help": "text before the first observation (the environment's description)"},
+    "prompt": {"help": "text before the first observation (default: the environment's description)"},
 }
 """Options that only some sets have."""
 MORE = {
@@ -88,7 +88,9 @@ def main(argv: Sequence[str]) -> None:
         one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
         one.add_argument("--user", help="name of a simulated user (docs/environments.md), such as checker")
         if name in NAMED:
-            one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
+            one.add_argument(
+                "--data-source", default=NAMED[name], help=f"data source of the tasks (default: {NAMED[name]})"
+            )
         for flag in MORE.get(name, ()):
             one.add_argument(f"--{flag}", **FLAGS[flag])
     if argv and argv[0] not in SETS and not argv[0].startswith("-"):
@@ -123,8 +125,8 @@ def convert(
 ) -> tuple[int, int]:
     """Write the tasks of `source` to the Parquet file `out`. Return the numbers of tasks and of rows left out.
 
-    `user`: the name of the simulated user that the tasks get. It is told the ground truth. `say` gets lines of
-    progress; None: they are logged. `more` are further parameters of the set's converter. Raises DataError.
+    `user`: the name of the simulated user of the tasks, who is told the ground truth. `say` gets lines of progress;
+    None: they are logged. `more` are further parameters of the set's converter. Raises DataError.
     """
     named = data_source or NAMED.get(name, "")
     readers: Mapping[str, Callable[[], Iterable[Task | None]]] = {

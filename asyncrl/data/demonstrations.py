@@ -7,14 +7,15 @@ supported files are listed in `asyncrl.data.tables`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from asyncrl.data.json_rows import JSON_SUFFIXES, json_rows
 from asyncrl.data.rows import TableFile
 from asyncrl.data.sendable import check_sendable, message_of, parse_json, schemas
-from asyncrl.data.tables import read_rows
+from asyncrl.data.tables import find_files, read_rows, schema_of
 from asyncrl.errors import DataError, WireError
 
 COLUMNS = ("messages", "prompt", "response", "tools")
@@ -28,6 +29,25 @@ class Demonstration:
     tools: Sequence[Mapping[str, Any]] = ()
 
 
+def check_columns(sources: Sequence[str | Path]) -> None:
+    """Raises DataError: the files have no columns of demonstrations, or cannot be read. Further rows are read only if
+    the first rows lack the columns."""
+    if not _are_enough(_first_columns(sources)):
+        DemonstrationFile(sources)
+
+
+def _are_enough(columns: Collection[str]) -> bool:
+    return "messages" in columns or {"prompt", "response"} <= {*columns}
+
+
+def _first_columns(sources: Sequence[str | Path]) -> set[str]:
+    """The columns of all files. For a JSON file, only the columns of its first row count."""
+    found: set[str] = set()
+    for path in (path for source in sources for path in find_files(str(source))):
+        found.update(next(json_rows(path)) if path.suffix in JSON_SUFFIXES else schema_of(path).names)
+    return found
+
+
 class DemonstrationFile(Sequence[Demonstration]):
     """The demonstrations in one or several files. Rows are read on demand.
 
@@ -38,12 +58,11 @@ class DemonstrationFile(Sequence[Demonstration]):
     def __init__(self, sources: Sequence[str | Path]) -> None:
         self._name = ", ".join(map(str, sources))
         self._rows = read_rows(sources, (), COLUMNS)
-        found = self._rows.columns
-        if "messages" not in found and not {"prompt", "response"} <= found:
+        if not _are_enough(self._rows.columns):
             raise DataError(
                 f"{self._name}: demonstrations need a column messages, or the columns prompt and response; it has "
-                f"{', '.join(sorted(found))}. For demonstrations in a column of a task file, use `asyncrl train` with "
-                "data.demonstration=COLUMN"
+                f"{', '.join(sorted(_first_columns(sources)))}. For demonstrations in a column of a task file, use "
+                "`asyncrl train` with data.demonstration=COLUMN"
             )
         if not len(self._rows):
             raise DataError(f"{self._name} has no rows; each row is a demonstration")
@@ -119,7 +138,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
         raise ValueError("each message must have a role and a content")
     messages: list[Mapping[str, Any]] = [message_of(each) for each in found]
     try:
-        # JSON text may contain half of a surrogate pair, and tokenizers refuse such a text.
+        # JSON may contain a text with half of a surrogate pair, and tokenizers refuse such a text.
         check_sendable(messages)
     except WireError as error:
         raise ValueError(str(error)) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ HEAD_BYTES = 1024
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows in order. Raises DataError: a line or row is damaged (then the error names it), or the file has no
-    rows."""
+    """The rows in order. Raises DataError: a line or row is damaged (the message names it), or the file has no rows."""
     count = 0
     # Arrow's JSON reader is not used: it would turn texts into dates and integers into decimals, and its errors name no
     # line.
@@ -32,10 +32,11 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class WantedRows:
-    """The columns `required` and `optional` of each row, in verl's layout.
+    """The columns `required` and `optional` of each row, in verl's layout. A row has null in a column that only other
+    rows have.
 
-    `columns` has the wanted columns that the rows so far had. Iteration raises DataError: a row cannot be read or sent,
-    or, after the last row, a required column was in no row.
+    `columns` has the wanted columns of the rows that were read so far. Iteration raises DataError: a required column is
+    in no row, or a row cannot be read or sent, or has no prompt or ground truth.
     """
 
     def __init__(self, path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> None:
@@ -43,30 +44,55 @@ class WantedRows:
         self.columns: set[str] = set()
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        names: set[str] = set()
-        missing = set(self._layout.columns.values())
+        # The file is read twice, because the prompt and the ground truth can be told only from the columns of the whole
+        # file.
+        seen = _Seen.of(self._path, self._layout.columns.values())
+        layout = self._layout_of(seen)
+        nulls = dict.fromkeys(seen.names)
+        made = layout.row(nulls, self._path.stem)
+        if missing := [name for name in self._required if name not in made]:
+            raise lacking(str(self._path), missing, seen.names, self._layout)
         first, unit = (1, "line") if has_lines(self._path) else (0, "row")
         for number, row in enumerate(json_rows(self._path), first):
-            names.update(row)
-            missing -= {path for path in missing if value_at(row, path) is not None}
-            layout = self._layout_of(row)
-            given = layout.row(row, self._path.stem)
+            place = f"{self._path}: {unit} {number}"
+            layout.check_row(row, place)
+            given = layout.row(nulls | row, self._path.stem)
             values = {name: given[name] for name in self._wanted if name in given}
             self.columns.update(values)
             try:
                 check_depth(values)
             except (WireError, ValueError) as error:
-                raise DataError(f"{self._path}: {unit} {number} cannot be sent: {error}; mend or drop it") from error
+                raise DataError(f"{place} cannot be sent: {error}; mend or drop it") from error
             yield values
-        self._layout.check(str(self._path), names, lambda path: path not in missing)
-        if missing_columns := [name for name in self._required if name not in self.columns]:
-            raise lacking(str(self._path), missing_columns, names, self._layout)
 
-    def _layout_of(self, row: Mapping[str, Any]) -> RowLayout:
-        def has_text(name: str) -> bool:
-            return isinstance(row.get(name), str)
+    def _layout_of(self, seen: _Seen) -> RowLayout:
+        self._layout.check(str(self._path), seen.names, seen.paths.__contains__)
+        return recognised(self._layout, str(self._path), seen.names, self._wanted, seen.texts.__contains__)
 
-        return recognised(self._layout, str(self._path), row.keys(), self._wanted, has_text)
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The columns of a whole file.
+
+    - `names`: the names of all columns, in the order in which they first occur
+    - `texts`: the columns with a text in at least one row
+    - `paths`: the paths with a value in at least one row
+    """
+
+    names: Mapping[str, None]
+    texts: Collection[str]
+    paths: Collection[str]
+
+    @classmethod
+    def of(cls, path: Path, paths: Iterable[str]) -> _Seen:
+        """Read all rows of the file. Raises DataError: it cannot be read."""
+        names, texts, found, missing = dict[str, None](), set[str](), set[str](), set(paths)
+        for row in json_rows(path):
+            names |= dict.fromkeys(row)
+            texts.update(name for name, value in row.items() if isinstance(value, str))
+            found |= {each for each in missing if value_at(row, each) is not None}
+            missing -= found
+        return cls(names, texts, found)
 
 
 def has_lines(path: Path) -> bool:
@@ -86,7 +112,7 @@ def _list(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON list of objects: {error}; write one object a line") from error
+        raise DataError(f"{path} is not a JSON list of objects: {error}; write one object a line") from error
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -100,7 +126,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: line {number} is no JSON object: {error}; write one object a line") from error
+        raise DataError(f"{path}: line {number} is not a JSON object: {error}; write one object a line") from error
 
 
 def _text(content: bytes) -> bytes:

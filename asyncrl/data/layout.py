@@ -42,14 +42,19 @@ class RowLayout:
         """The names of the columns that must be read from a file to make the columns `wanted` of verl's layout."""
         return list(dict.fromkeys([*wanted, *(path.split(".")[0] for path in self.columns.values())]))
 
-    def applied(self, table: pa.Table, place: str, name: str) -> pa.Table:
-        """The rows in verl's layout. `name` is the data source if the file has no column for it.
+    def applied(self, table: pa.Table, place: str, name: str, first: int = 0) -> pa.Table:
+        """The rows in verl's layout. `name` is the data source if the file has no column for it, and `first` is the
+        number of the first row.
 
-        Raises DataError, which names the file `place`: a column is missing, or has values that its field cannot have.
+        Raises DataError, which names the file `place`: a column is missing, or has values that its field cannot have,
+        or a row has no prompt or ground truth.
         """
         if not self.columns:
             return table
         self.check(place, table.schema.names, lambda path: _has(table.schema, path))
+        for path in self._needed:
+            if (row := pc.index(pc.is_null(_at(table, path)), True).as_py()) >= 0:
+                raise _without_value(f"{place}: row {first + row}", path)
         batches = [self._batch(batch, place, name) for batch in table.to_batches()]
         return pa.Table.from_batches(batches) if batches else pa.table({})
 
@@ -70,6 +75,17 @@ class RowLayout:
             made["extra_info"] = {**before, **extra} if isinstance(before, Mapping) else extra
         return made
 
+    def check_row(self, values: Mapping[str, Any], place: str) -> None:
+        """Raises DataError, which names the row `place`: it has no value in a column of the prompt or ground truth."""
+        for path in self._needed:
+            if value_at(values, path) is None:
+                raise _without_value(place, path)
+
+    @property
+    def _needed(self) -> list[str]:
+        """The columns in which every row must have a value."""
+        return [self.columns[field] for field in ("prompt", TRUTH) if field in self.columns]
+
     def check(self, place: str, names: Iterable[str], has: Callable[[str], bool]) -> None:
         """Raises DataError: the file `place` lacks a column that the layout names."""
         for wanted, path in self.columns.items():
@@ -84,7 +100,7 @@ class RowLayout:
         made = {each: batch.column(each) for each in batch.schema.names if each not in values}
         made |= {each: values[each] for each in _WHOLE if each in values}
         if "prompt" in values:
-            made["prompt"] = _messages(values["prompt"], place)
+            made["prompt"] = _messages(values["prompt"])
             if made["prompt"] is not values["prompt"]:
                 values[TEXT_PROMPT] = pa.repeat(True, batch.num_rows)
         if TRUTH in values:
@@ -120,22 +136,22 @@ def _has(schema: pa.Schema, path: str) -> bool:
     return True
 
 
-def _at(batch: pa.RecordBatch, path: str) -> pa.Array:
+def _without_value(place: str, column: str) -> DataError:
+    return DataError(f"{place} has no value in column {column}; mend or drop the row")
+
+
+def _at(rows: pa.Table | pa.RecordBatch, path: str) -> pa.Array | pa.ChunkedArray:
     root, *inner = path.split(".")
-    column = batch.column(root)
+    column = rows.column(root)
     return pc.struct_field(column, inner) if inner else column
 
 
-def _messages(values: pa.Array, place: str) -> pa.Array:
+def _messages(values: pa.Array) -> pa.Array:
     """The `values` of a prompt column as messages. A text becomes a user message; messages stay unchanged."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return values
     texts = values.cast(pa.large_string())
-    if texts.null_count:
-        raise DataError(
-            f"{place}: the column that data.columns gives for prompt is null in a row; drop the rows without text"
-        )
     roles = pa.repeat(pa.scalar("user"), len(texts))
     messages = pa.StructArray.from_arrays([roles, texts], ["role", "content"])
     return pa.LargeListArray.from_arrays(pa.array(range(len(texts) + 1), pa.int64()), messages)

@@ -1,9 +1,9 @@
-"""Opens the tasks of a run: rows of files, or tasks that the first start of the run has made. Tasks with too long
-prompts are left out.
+"""Opens the tasks of a run: rows of files, or tasks that the run made when it first started. Tasks with too long
+prompts can be left out.
 
-The first start makes the tasks if `data.dataset` is set, a source is not a file, or rows do not fit into memory. It
-also measures the prompts. It writes tasks and lengths into the run's folder, where every role reads them. So all roles
-and a resumed run have the same tasks in the same order.
+When a run first starts, its launcher makes the tasks if `data.dataset` is set, a source is not a file, or
+`data.keep_in_memory` is false. The launcher also measures the prompts. It writes tasks and lengths into the run's
+folder, where every role reads them. So all roles and a resumed run have the same tasks in the same order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunTasks:
     rendering: Rendering
 
     def usable(self, sources: Sequence[str]) -> TaskFile:
-        """The tasks of `sources` (`data.train` or `data.eval`) whose prompts are not too long.
+        """The tasks of `sources` (`data.train` or `data.eval`), except those that `data.filter_overlong` leaves out.
 
         Raises DataError: the tasks cannot be used, none is left, or their prompts were not measured.
         """
@@ -78,7 +78,8 @@ class RunTasks:
         return RowLayout(self.data.columns, self.data.system_prompt)
 
     def made_file(self, sources: Sequence[str]) -> Path | None:
-        """The file in the run's folder with the tasks made from `sources`. None: roles read the sources themselves."""
+        """The file in the run's folder with the tasks made from `sources`. None if the roles read the sources
+        themselves."""
         data = self.data
         if data.dataset is not None:
             digest = digest_of([list(sources), data.dataset, data.dataset_params])

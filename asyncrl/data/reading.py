@@ -9,12 +9,12 @@ Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `grou
   answer; null if the task has no demonstration.
 
 A task's id is `data_source/split/index`. If an `index` is missing or not unique, all ids have the row's number, counted
-over all files. A missing `split` is the stem of the file's name.
+over all files. If the `split` is missing, the stem of the file's name replaces it.
 
 When files are opened, all rows are checked: those of Parquet column by column, those of JSON row by row. Files that the
-start of a run made were checked when they were written. Without the check, a row that cannot be sent in a message would
-stop a run half-way. Examples are values nested too deep, half of a surrogate pair in a schema, and text that is not
-UTF-8.
+run itself made (`made_rows.py`) were checked when they were written. Without the check, a row that cannot be sent in a
+message would stop a run half-way. Examples are values nested too deep, half of a surrogate pair in a schema, and text
+that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RECENT_TASKS = 1024
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of one or several files (`asyncrl.data.tables`), or of `rows` that the start of a run has made.
+    """The tasks of one or several files (`asyncrl.data.tables`), or of `rows` in a file that the run has made.
 
     `demonstration` is the column with demonstrations; None: tasks have no demonstrations. Raises DataError, which names
     the file, column or row that cannot be used.
@@ -68,8 +68,7 @@ class TaskFile(Sequence[Task]):
         self._indexed = False
         self._facts = self._rows.facts or pa.concat_tables([self._checked(part) for part in self._rows.parts])
         self._indexed = self._has_unique_index()
-        # A cache, because the same task is needed many times: for the members of a group, for their scoring and for
-        # their labels.
+        # A cache, because the same task is needed many times: for every member of a group, and again to score it.
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
     @property
@@ -79,7 +78,7 @@ class TaskFile(Sequence[Task]):
 
     @property
     def made(self) -> Path | None:
-        """The file of rows that the start of a run has made; None if the rows come from `files`."""
+        """The file of rows that the run has made; None if the rows come from `files`."""
         return self._rows.made
 
     def place(self, row: int) -> str:

@@ -20,7 +20,8 @@ TRUTHS = ("answer", "solution")
 FULL_TRUTHS = (TRUTH, *TRUTHS, "reward_model.ground_truth")
 LIKELY_PROMPTS = ("messages", "conversations", "instruction", "query", "input", "text")
 LIKELY_TRUTHS = ("label", "target", "output", "response", "completion")
-"""Columns that are used only if the configuration names them. A refusal proposes the first of them that a file has."""
+"""The columns in LIKELY_PROMPTS and LIKELY_TRUTHS are used only if the configuration names them. A refusal proposes the
+first of each that a file has."""
 OF_VERL = ("prompt", "data_source", "reward_model", "extra_info", "tools", "environment")
 """The columns of verl's layout. They do not become fields of `extra_info`."""
 
@@ -32,11 +33,11 @@ def recognised(
     wanted: Collection[str],
     has_text: Callable[[str], bool],
 ) -> RowLayout:
-    """The layout of a file with the columns `names`. If `layout` names columns, or the columns are verl's, the result
-    is `layout`.
+    """The layout of a file with the columns `names`. The result is `layout` itself if it names columns, if the columns
+    are verl's, or if no prompt or ground truth is found.
 
-    The columns `wanted` keep their place. `has_text` tells if a column holds texts. Raises DataError, which names the
-    file `place`: two columns may be the prompt or the ground truth.
+    The columns `wanted` do not become fields of `extra_info`. `has_text` tells if a column holds texts. Raises
+    DataError, which names the file `place`: two columns may be the prompt or the ground truth.
     """
     if layout.columns or "reward_model" not in wanted:
         return layout
@@ -67,7 +68,8 @@ def of_schema(layout: RowLayout, place: str, schema: pa.Schema, wanted: Collecti
 
 
 def lacking(place: str, missing: Iterable[str], names: Iterable[str], layout: RowLayout) -> DataError:
-    """The error for a file without required columns. It has the line to write, as far as the names tell it."""
+    """The error for a file without required columns. If the names of its columns suggest a mapping, the error shows the
+    setting `data.columns` to write."""
     given, known = [*missing], sorted(names)
     said = f"{place} has no column {', '.join(given)}; it has {', '.join(known)}"
     if not {"prompt", "reward_model"} & {*given} or layout.columns:
@@ -93,7 +95,8 @@ def _found(field: str, names: Collection[str], others: Collection[str]) -> list[
 
 
 def _either(place: str, field: str, found: Sequence[str], names: Collection[str]) -> DataError:
-    """The error for a file with two columns that may be the same field. Its line names the first of them."""
+    """The error for a file with two columns that may be the same field. The setting that it shows names the first of
+    them."""
     prompt, truth = _guess(names, ("prompt", *PROMPTS)), _guess(names, FULL_TRUTHS)
     line = _columns(prompt or found[0], truth or prompt or found[0])
     return DataError(

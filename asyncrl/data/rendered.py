@@ -1,7 +1,8 @@
 """Stores demonstrations as tokens, in files that every rank of a learner maps into memory.
 
-The first start renders the demonstrations (`asyncrl.episode.demonstrations`, with the policy's chat template) into the
-run's folder. The name of their folder is a hash of everything that determines the tokens, so later starts reuse them.
+When a run first starts, its demonstrations are rendered (`asyncrl.episode.demonstrations`, with the policy's chat
+template) into a subfolder of the run. The subfolder's name is a hash of everything that determines the tokens, so a
+resumed run finds them again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class RenderedDemonstrations:
     """D demonstrations with N tokens in total.
 
     - `tokens` int32[N], and `mask` bool[N] of assistant turns
-    - `ends` int64[D]: the exclusive end of each demonstration
+    - `ends` int64[D]: the exclusive end of each demonstration in `tokens`
     - `digest`: a hash of the three arrays
     - `cut`: the number of rows that were truncated, because they were too long
     - `left_out`: the number of rows that were left out, because they were too long
@@ -108,7 +109,8 @@ class RunDemonstrations:
 
 
 def files_of(source: str) -> list[Path]:
-    """The files of a source, including the files in a folder of `datasets`."""
+    """The files of a source. If the source is a folder that Hugging Face `datasets` wrote, these are the files in
+    it."""
     return [file for path in find_files(str(source)) for file in _within(path)]
 
 

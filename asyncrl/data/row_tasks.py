@@ -19,7 +19,7 @@ from asyncrl.types import Task
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools", ENVIRONMENT)
 UNUSABLE = (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
-"""The errors that arise if a row is not a task, or has values that Python or a message cannot represent."""
+"""The errors that arise if a row cannot become a task, or has values that Python or a message cannot represent."""
 
 
 def required_columns(demonstration: str | None) -> tuple[str, ...]:
@@ -127,8 +127,8 @@ def _message(message: Any) -> Mapping[str, Any]:
     if not isinstance(message["role"], str):
         raise ValueError("in column prompt the role of a message must be text")
     made = message_of(message)
-    # As in verl, each message has the key `content` when user code reads it. The content is None if the message has
-    # only calls.
+    # As in verl, each message that a user's code reads has the key `content`. The content is None if the message has
+    # only tool calls.
     made.setdefault("content", None)
     return made
 

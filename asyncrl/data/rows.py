@@ -1,7 +1,8 @@
 """Gives access to rows by number, with exactly the values in their files.
 
-Rows from Parquet and Arrow stay in columns. Rows from JSON, and rows that the start of a run makes, are packed: each is
-one msgpack value. In a column all values would have one type, so one decimal would turn all integers into decimals.
+Rows from Parquet and Arrow stay in columns. Rows from JSON, and rows in the file that a run makes (`made_rows.py`), are
+packed: each is one msgpack value. If they were in columns, all values of a column would have one type, so one decimal
+would turn all integers into decimals.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Rows:
     """The rows of all files, in order.
 
     - `columns`: the columns that at least one file has
-    - `made`: the file of rows that the start of a run has made; None: the rows come from `files`
+    - `made`: the file of rows that the run has made; None if the rows come from `files`
     - `facts`: the columns of `asyncrl.data.facts` in the file `made`; None without such a file
     """
 
@@ -111,7 +112,7 @@ def parts_of(tables: Iterable[pa.Table]) -> list[RowTable]:
 
 
 def arrow_values(rows: pa.Table | pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
-    """The values of rows in columns.
+    """The values of rows that are stored in columns.
 
     Raises ValueError, TypeError, LookupError or OverflowError: Python cannot represent a value.
     """

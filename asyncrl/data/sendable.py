@@ -1,4 +1,4 @@
-"""Checks that messages can carry the values of a row, and converts values so that they can."""
+"""Checks that messages between processes can carry the values of a row, and converts values that they cannot carry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number)
@@ -66,7 +66,7 @@ def check_sendable(value: Any) -> None:
 
 
 def message_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without its null fields. Nulls within its tool calls stay, because an argument may be null."""
+    """A chat message without its null fields. Nulls within its tool calls stay, because an argument may be null."""
     if all(type(value) is str for value in given.values()):
         return dict(given)
     found: dict[str, Any] = without_nulls({name: value for name, value in given.items() if name != "tool_calls"})

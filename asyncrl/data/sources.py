@@ -48,7 +48,8 @@ class RowPart(NamedTuple):
 
 
 def is_named(source: str) -> bool:
-    """True if a source does not name files. The start of a run must then write its rows before roles can read them."""
+    """True if a source does not name files. Its rows must then be written into the run's folder before roles can read
+    them."""
     return source.startswith(NAMED)
 
 
@@ -72,12 +73,12 @@ def parts(
             wanted = (*required, *optional)
             found = of_schema(layout, str(path), schema_of(path), wanted)
             given = _batches(path, found.read(wanted))
-            tables = (found.applied(table, str(path), path.stem) for table in given)
+            tables = _applied(given, found, str(path), path.stem)
             yield from _of_tables(str(path), tables, required, wanted, found)
 
 
 def of_tasks(source: str, tasks: Iterable[Task]) -> Iterator[RowPart]:
-    """Makes rows in verl's layout from tasks that a program makes."""
+    """Make rows in verl's layout from tasks that a program makes."""
     return _numbered(source, False, in_parts(row_of(number, task) for number, task in enumerate(tasks)))
 
 
@@ -86,6 +87,13 @@ def _numbered(path: str, lines: bool, given: Iterable[Sequence[Mapping[str, Any]
     for rows in given:
         yield RowPart(path, lines, first, rows)
         first += len(rows)
+
+
+def _applied(tables: Iterable[pa.Table], layout: RowLayout, place: str, name: str) -> Iterator[pa.Table]:
+    first = 0
+    for table in tables:
+        yield layout.applied(table, place, name, first)
+        first += len(table)
 
 
 def _of_tables(
@@ -141,7 +149,7 @@ def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layou
     found = of_schema(layout, source, rows.features.arrow_schema, wanted)
     columns = [each for each in found.read(wanted) if each in rows.column_names]
     given = rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE)
-    tables = (found.applied(table, source, query.name) for table in given)
+    tables = _applied(given, found, source, query.name)
     yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted, found)
 
 

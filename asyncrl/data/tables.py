@@ -98,7 +98,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _files_of_hub(source: str) -> list[Path]:
     """The files of a data set on the hub. Raises DataError: it is neither on the hub nor in the local cache."""
-    # The import is here, not at the top, because a replay must restart quickly.
+    # The import is here, not at the top, because the replay process loads this module too, and must restart quickly.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

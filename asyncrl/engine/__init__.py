@@ -2,12 +2,12 @@
 
 This package keeps the engine's part of promise 9 of docs/concepts.md: a weight update is all or nothing.
 
-- The embedded engine switches between two forward passes: embedded.py, own_weights.py.
+- The embedded engine switches to new weights between two forward passes: embedded.py, own_weights.py.
 - A server gets requests only once it has loaded a whole version. Its answers are used only once it has passed the
   canary of this version, a check of log-probs: fleet/endpoint.py, fleet/updater.py.
 - A version never moves backwards: fleet/fleet.py.
 
-A request that fails is retried at another server, and the policy's turn keeps the tokens that it has:
+A request that fails is retried at another server, and the policy's turn keeps the tokens that were sampled before:
 fleet/completion.py, fleet/partial_turn.py.
 
 Files in reading order: base.py (the protocol), scheduler.py, cache.py, passes.py and embedded.py (continuous batching
@@ -15,6 +15,6 @@ in this process); fleet/fleet.py (many servers as one engine), fleet/completion.
 fleet/server.py (the protocol of a server), then sglang/ and vllm/. opening.py opens an engine of any kind, and
 from_config.py reads the configuration.
 
-You may add a kind of server, a route of weights into servers (with a row in weights/routes.py), or another rule for
-batching requests. Ask before you change `Engine`, or the rule that a sampled token has a log-prob and a version.
+A kind of server, a route of weights into servers (with a row in weights/routes.py), or another rule for batching
+requests may be added. Ask before you change `Engine`, or the rule that a sampled token has a log-prob and a version.
 """

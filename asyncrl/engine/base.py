@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import EngineError
-from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import Sampling
-from asyncrl.weights.canary import CanaryCheck
-from asyncrl.weights.folders import Weights
+
+if TYPE_CHECKING:  # These import torch, for which an episode without a model should not wait.
+    from asyncrl.modelling.routing import RoutedTokens
+    from asyncrl.weights.canary import CanaryCheck
+    from asyncrl.weights.folders import Weights
 
 
 class Alternatives(NamedTuple):
@@ -66,10 +68,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the engine's start, and the current number of requests.
+    """Counts since the engine was opened, and the current number of requests.
 
     - `tokens`: the number of sampled tokens
-    - `seconds`: the time since the start; `idle_seconds`: the part of it without any request
+    - `seconds`: the time since the engine was opened; `idle_seconds`: the part of this time without any request
     - `running`: the current number of requests
     - `counters`: further counts, which depend on the kind of engine
     """
@@ -82,22 +84,23 @@ class EngineStats:
 
 
 class IdleClock:
-    """Adds up the seconds without any request; `clock` gives seconds. One thread changes it, any thread may read."""
+    """Adds up the seconds without any request; `clock` gives seconds. One thread calls `idle` and `busy`; any thread
+    may call `read`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # The seconds of past idle times and the start of the current idle time are one tuple, so that threads read them
-        # together.
+        # The total seconds of past idle times and the beginning of the current one are in one tuple, so that a thread
+        # reads both of the same moment.
         self._state: tuple[float, float | None] = (0.0, self._started)
 
     def read(self) -> tuple[float, float]:
-        """The seconds since the start, and the idle seconds among them."""
+        """The seconds since this object was made, and the idle seconds among them."""
         now, (idle, since) = self._clock(), self._state
         return now - self._started, idle if since is None else idle + now - since
 
     def idle(self) -> None:
-        """Start idle time: there is no request from now on."""
+        """Begin idle time: there is no request from now on."""
         idle, since = self._state
         self._state = (idle, self._clock() if since is None else since)
 
@@ -119,7 +122,7 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """The policy version that the engine serves now; -1 before the first weights."""
+        """The policy version that the engine serves now; -1 before the first weights have arrived."""
 
     @property
     def takes_grammars(self) -> bool:

@@ -1,8 +1,8 @@
 """Keeps keys and values in a fixed number of slots, and computes a Hugging Face decoder's attention over them.
 
 A forward pass takes N packed tokens [1, N]: first one token of each decoding slot (a slot that samples its next token),
-then chunks of prompts. The model's own modules compute everything except attention. transformers' attention interface
-passes the attention to this file, with the `Layout` of the pass.
+then chunks of prompts. The model's own modules compute everything except attention. For attention, transformers'
+attention interface calls this file with the `Layout` of the forward pass.
 
 The layout writes the new keys and values into their slots. Then the decoding slots attend, and after them the chunks,
 one by one. No prompt is padded.
@@ -44,7 +44,7 @@ class SlotCache:
         if not getattr(config, "num_attention_heads", None):
             raise ConfigError(
                 f"the embedded engine cannot serve this model: its configuration ({config.model_type}) names no "
-                "attention heads, whose keys and values the engine keeps; use another engine"
+                "attention heads, but the engine keeps the keys and values of heads; use another engine"
             )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         # The attribute is missing in families whose heads share no keys and values.
@@ -178,15 +178,17 @@ def _slot_attention(
 
 @torch.inference_mode()
 def use_slot_attention(model: Any, cache: SlotCache) -> None:
-    """Make `model` attend by the `layout` given to its forward. The function checks in trial passes that the log-probs
-    stay the same.
+    """Make `model` attend by the `layout` that is given to its method `forward`. The function checks in trial passes
+    that the log-probs stay the same.
 
     Raises ConfigError: the model has too few positions, or its layers do more than full attention over their sequence.
     """
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or cache.length
     if positions < cache.length:
-        raise ConfigError(f"engine.max_length is {cache.length}, the model has {positions} positions; lower it")
+        raise ConfigError(
+            f"engine.max_length is {cache.length}, the model has {positions} positions; lower engine.max_length"
+        )
     plain = config._attn_implementation
     try:
         _check_kind(model, cache)

@@ -71,9 +71,9 @@ class EmbeddedEngine:
 
     Raises ConfigError for one of these reasons:
 
-    - the model is too short for `max_length`, or its attention does not fit a slot cache
+    - the model has fewer than `max_length` positions, or its attention does not fit a slot cache
     - weights in the published format cannot be converted into the model's format
-    - `config` asks for the experts that computed each token, and the model has none that can be returned
+    - `config` asks for the experts that computed each token, and the model has no experts that can be returned
     """
 
     def __init__(
@@ -182,7 +182,8 @@ class EmbeddedEngine:
         self._commands.put(partial(self._scheduler.release, session))
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Switch between two passes (see `Engine`). Tensors are in the published format (see weight_format.py).
+        """Switch to `version` between two passes (see `Engine`). Tensors are in the published format (see
+        weight_format.py).
 
         The caller must never change them afterwards, since the model may use them without a copy.
         """
@@ -193,7 +194,7 @@ class EmbeddedEngine:
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Wait for a version (see `Engine`). The engine has only one version at a time, so pinned sessions get newer
-        versions, too. Raises EngineError: the engine is closed first.
+        versions, too. Raises EngineError: the engine is closed before the version arrives.
         """
         self._check_open()
         if version > self._version:
@@ -238,7 +239,7 @@ class EmbeddedEngine:
         check_ids(tokens, self._vocabulary)
         if len(tokens) >= self._max_length:
             raise EngineError(
-                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, leave 1 to sample"
+                f"{len(tokens)} tokens leave no room for a sampled token: engine.max_length is {self._max_length}"
             )
 
     # All methods below run in the engine's own thread.
@@ -312,8 +313,8 @@ class EmbeddedEngine:
         self._passes.forget(self._scheduler.forget(self._keep_cache))
 
     def _check_canary(self, check: CanaryCheck) -> None:
-        """Raises CanaryError: the model's log-probs differ from those of the learner in the canary. The slot of the
-        canary is empty, before and afterwards."""
+        """Raises CanaryError: the model's log-probs of the canary differ from the learner's. Before and after the
+        check, the canary's slot has no tokens of a session."""
         by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
         try:
             answer = self._passes.logprobs(tokens)
@@ -327,7 +328,7 @@ class EmbeddedEngine:
             self._advance(self._scheduler.plan())
         except Exception as error:
             failed = EngineError(f"a forward pass failed: {error!r}")
-            self._error_logger.exception(f"the requests in a forward pass end: {failed}", error)
+            self._error_logger.exception(f"requests end with an error: {failed}", error)
             self._scheduler.fail_all(failed, waiting=False)
 
     def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:

@@ -45,7 +45,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
         longest = actor.max_total_tokens if several else actor.max_tokens
         _check_routing(model, longest, config.network.max_message_mb << 20)
     if engine.kind == "embedded":
-        # A slot has room for a whole episode.
+        # Without engine.max_length, a slot has room for a whole episode.
         engine = replace(engine, max_length=engine.max_length or actor.max_tokens)
         return open_embedded(model, engine, config.run.seed, keep_cache=weights.mode == "in_place")
     fleet = FleetSettings(
@@ -65,7 +65,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
 
 
 def open_server(config: TrainConfig, url: str) -> InferenceServer:
-    """Open the server at `url` as a fleet does, without joining it. Raises ConfigError: the model cannot be used."""
+    """Open the server at `url` as a fleet does, but do not join it. Raises ConfigError: the model cannot be used."""
     policy, overrides = open_config(config.model), server_overrides(config.model)
     settings = _server_settings(config.weights, config.actor.max_tokens, config.network.insecure)
     return server_opener(policy, overrides, config.engine, settings)(url)

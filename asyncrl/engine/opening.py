@@ -56,7 +56,7 @@ class ServerSettings:
     """The settings of one server that are not in the section `engine`.
 
     - `context`: the number of tokens that the server must accept
-    - `load_s`: the time that the server may take to load a version
+    - `load_s`: the seconds that the server may take to load a version
     - `routes`: the settings of the routes by which weights reach the server
     """
 

@@ -11,7 +11,7 @@ from asyncrl.errors import WeightsError
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
 _STACKED_NDIM = 3
-"""The number of dimensions of a tensor that holds all experts of a layer."""
+"""The number of dimensions of a tensor that has the weights of all experts of a layer."""
 
 
 class OwnWeights:
@@ -38,11 +38,11 @@ class OwnWeights:
 
         Tensors that need no conversion or rounding are not copied.
 
-        Raises WeightsError: a tensor is missing, unknown, of another shape, or floating-point where the model's is not,
-        or the reverse.
+        Raises WeightsError: a tensor is missing, unknown or of another shape, or has integers where the model's has
+        floating-point numbers, or the reverse.
         """
         if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
-            raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
+            raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}")
         for name, shape in self.shapes.items():
             if tuple(tensors[name].shape) != shape:
                 raise WeightsError(

@@ -1,6 +1,6 @@
 """The forward passes of the embedded engine: its model computes tokens into the slots of a cache, and samples.
 
-Only the engine's own thread uses this.
+Only the engine's own thread may use `Passes`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Passes:
     - With `keep_cache`, slots stay in use when the weights change.
     - With `routed`, slots get the experts of their tokens.
 
-    Raises ConfigError: the model is too short for `length`, its attention does not fit a slot cache, or it has no
-    experts that can be returned.
+    Raises ConfigError: the model has fewer than `length` positions, its attention does not fit a slot cache, or it has
+    no experts that can be returned.
     """
 
     def __init__(self, model: Any, slots: int, length: int, *, keep_cache: bool, routed: bool) -> None:
@@ -59,7 +59,8 @@ class Passes:
         self._cache.copy(source, slot, count)
 
     def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledToken]:
-        """Compute one pass over the chunks, and sample a token for each sequence whose end is in its chunk."""
+        """Compute one pass over the chunks, and sample a token for each sequence whose chunk reaches the sequence's
+        end."""
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
         for slot, chunk in work:
             self._unproven[slot.index] = max(self._unproven.get(slot.index, 0), chunk.end)
@@ -90,7 +91,7 @@ class Passes:
 
     def forget(self, kept: Collection[int]) -> None:
         """Wipe all slots that may have a nan, except for the `kept` slots."""
-        # A nan that stays in a slot would spoil results under later versions, even if its position is masked.
+        # A nan that stays in a slot would spoil later results, even if its position is masked.
         for index in self._unproven.keys() - kept:
             self._cache.wipe(index)
             del self._unproven[index]

@@ -22,7 +22,7 @@ class RouterWatch:
             router.register_forward_hook(lambda _, __, output: self._chosen.append(output[2]))
 
     def take(self) -> list[NDArray[np.uint8]]:
-        """Return for each token of the pass since the last call its experts, packed into a row of bytes; [] if no pass
-        was made."""
+        """Return the experts of each token of the last pass, packed into a row of bytes for each token; [] if there was
+        no pass since the last call."""
         chosen, self._chosen = self._chosen, []
         return list(self.shape.pack(torch.stack(chosen, 1).cpu().numpy())) if chosen else []

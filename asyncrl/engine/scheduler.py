@@ -11,7 +11,8 @@ Invariants:
   and then copies them.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the remaining sequences, oldest
   request first. So a prompt of any length slows other sequences by a bounded amount.
-- After `forget` no earlier key or value is used. With `keep`, only the session that owns them reuses them.
+- After `forget` no earlier key or value is used. With `keep`, the session that owns them still uses them, but no other
+  session gets copies of them.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Scheduler:
 
     @property
     def running(self) -> Collection[Slot]:
-        """The slots with requests, in the order in which they got them."""
+        """The slots with requests, in the order in which the requests got their slots."""
         return self._running.values()
 
     @property
@@ -197,8 +198,8 @@ class Scheduler:
     def forget(self, keep: bool = False) -> set[int]:
         """Mark the whole cache as computed by an older version. Returns the slots whose contents are still used.
 
-        Running sequences are computed again, and idle sessions lose their slots. With `keep`, sessions go on using
-        their keys and values.
+        Running sequences are computed again, and idle sessions lose their slots. With `keep`, all sessions keep their
+        slots, keys and values.
         """
         if keep:
             kept = [*self._running.values(), *self._idle.values()]

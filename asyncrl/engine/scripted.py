@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,10 @@ from asyncrl.chat.template import QUESTION, TOOL, calling
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage
 from asyncrl.errors import EngineError, RefusedError
 from asyncrl.types import Sampling
-from asyncrl.weights.canary import CanaryCheck
-from asyncrl.weights.folders import Weights
+
+if TYPE_CHECKING:
+    from asyncrl.weights.canary import CanaryCheck
+    from asyncrl.weights.folders import Weights
 
 VERSION = 0
 """The version of all tokens of an engine that never gets new weights."""

@@ -2,7 +2,8 @@
 
 This package keeps these promises (the numbers are those of docs/concepts.md):
 
-- 4, a failure is never a zero: an episode that fails raises an error, and is not stored as a trajectory (`episode.py`).
+- 4, a failure is never a reward of zero: an episode that fails raises an error, and is not stored as a trajectory
+  (`episode.py`).
 - Token in, token out: sampled tokens are never decoded and encoded again. Each sampled token is in the loss mask
   exactly once, with its log-prob and its version (`recorder.py`).
 

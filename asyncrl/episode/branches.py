@@ -4,15 +4,17 @@ as log-probs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.chat.history import Message, repeats, same_message
 from asyncrl.engine.base import PlacedImage
-from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import DIGEST_BYTES, NO_ROUTING, NO_VERSION, Grammar, Role, ToolCall, Turn
+
+if TYPE_CHECKING:
+    from asyncrl.modelling.routing import RoutedTokens
 
 
 class Branch:
@@ -126,7 +128,7 @@ class Prefix(NamedTuple):
     """The tokens of `branch` up to the end of `turn`, a completion.
 
     These tokens show the list of `tools` and the conversation `messages`, whose last message is the completion. If only
-    a stop text was cut from the completion's end, `shown` is the completion as the caller got it.
+    a stop text was cut from the completion's end, `shown` is the completion as the caller got it, otherwise None.
     """
 
     branch: Branch

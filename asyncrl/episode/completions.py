@@ -22,12 +22,13 @@ ReadTurn = Callable[[str, bool], ParsedTurn]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One turn of the policy. If the policy wrote a stop text of the request, `message` and `turn` end before the text.
+    """One turn of the policy. If the policy wrote a stop text of the request, `message` and `turn` end before this stop
+    text.
 
     - `message`: the turn in the form that templates take, without calls if a call of `turn` is malformed
     - `turn`: the turn as it was read
     - `finish_reason`: stop or length
-    - `prompt`: the tokens before the turn
+    - `prompt`: the tokens of the conversation before the turn
     - `sampled`: all sampled tokens, which the episode records
     - `stop`: the stop text that the policy wrote; empty if it wrote none
     """

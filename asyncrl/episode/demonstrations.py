@@ -96,7 +96,7 @@ def turn_tokens(
 def with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the messages, and add the tool's name to a result that has neither a name nor the id of a call.
 
-    The results that follow a turn are taken to answer its calls in order.
+    The function assumes that the tool results after a turn answer the turn's calls in their order.
     """
     waiting: list[str] = []
     for message in messages:
@@ -172,7 +172,8 @@ def found_or_rendered(
     """Read the rendered demonstrations in `folder`, or render them into it.
 
     They are rendered if the folder lacks them, or if `sources` or the files in the folder `tokenizer` have changed
-    since. Raises DataError for the reasons of `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
+    since they were rendered. Raises DataError for the reasons of `render` and `DemonstrationFile`; StoppedError: `stop`
+    was set meanwhile.
     """
     made_from = _digest_of([*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer)])
     if folder.exists():

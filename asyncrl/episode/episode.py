@@ -1,4 +1,4 @@
-"""Runs an episode. It begins with a ticket, the replay's order to play a task, and ends with a trajectory.
+"""Runs an episode. It begins with a ticket, the replay's permission to play a task, and ends with a trajectory.
 
 The runner waits until the engine serves the ticket's version, lets a player lead the conversation, and builds the
 trajectory from the record. The player is `ToolPlayer` (`tool_player`), with asyncrl's own tools and users, or an agent
@@ -35,8 +35,8 @@ class Player(Protocol):
     """Leads the conversations of episodes."""
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. It
-        may raise any exception."""
+        """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. A
+        player may raise any exception."""
         ...
 
     def counters(self) -> Mapping[str, float]:
@@ -50,7 +50,8 @@ class EpisodeRunner:
 
     - `as_rendered`: see Recorder; `step_split`: see `split_steps`.
     - `spans` records the phases of each episode.
-    - `demonstrate` records a task's demonstration, if a ticket asks for the demonstration instead of an episode.
+    - `demonstrate` records the demonstration of a task. It is called for tickets that ask for the demonstration instead
+      of an episode.
     - `images` reads the images of messages, if the policy sees images. `outgoing` keeps the images of a trajectory
       until it is delivered.
     """
@@ -77,7 +78,7 @@ class EpisodeRunner:
         """
         if ticket.task.demonstration:
             if self.demonstrate is None:
-                raise RefusedError("data.demonstration is not set here, so no demonstration can be recorded")
+                raise RefusedError("data.demonstration is not set on this actor, so no demonstration can be recorded")
             begin()
             return self.demonstrate(ticket)
         episode = Episode(ticket, self)
@@ -112,7 +113,7 @@ class Episode:
     async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
         """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
 
-        In a turn that was sampled under a grammar, no calls are searched.
+        A turn that was sampled under a grammar is not searched for calls.
 
         Raises LimitError: no room is left. Raises RefusedError: the chat template does not take the request, the engine
         takes no grammars, or the request has a grammar and tools. Raises EngineError: the engine failed. Raises
@@ -122,7 +123,7 @@ class Episode:
         return completion
 
     async def complete_all(self, request: CompletionRequest, read_turn: ReadTurn, count: int) -> list[Completion]:
-        """Sample `count` turns, and record each in its own branch. If one fails, none is recorded. Raises as
+        """Sample `count` turns, and record each in its own branch. If one of them fails, no turn is recorded. Raises as
         `complete`."""
         if request.grammar is not None:
             self._check_grammar(request)
@@ -163,7 +164,7 @@ class Episode:
         raise StoppedError("the episode is over")
 
     async def _generate_all(self, reservations: Sequence[Reservation]) -> list[Generation]:
-        """Sample all completions at once. The first error cancels the rest."""
+        """Sample all completions at once. The first error cancels the other completions."""
         if len(reservations) == 1:
             return [await self._generate(reservations[0])]
         try:
@@ -198,7 +199,7 @@ class Episode:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, Value]]:
-        """Add the seconds that the body of the `with` statement takes to `phase`. The body may add values for the
+        """Add to `phase` the seconds that the body of the `with` statement takes. The body may add values for the
         timeline to the yielded dictionary."""
         started = self._clock()
         try:

@@ -51,7 +51,7 @@ class DemonstrationRecorder:
         """
         task, chat = ticket.task, self.chat
         if image_blocks(task.messages):
-            raise RefusedError("its task shows images, which demonstrations do not support")
+            raise RefusedError("the task shows images, which demonstrations do not support")
         messages = (*without_images(task.messages), *read_messages(list(with_names(task.demonstration))))
         schemas = [as_tool(each) for each in task.tools or self.functions.values()]
         functions = {each["function"]["name"]: each["function"] for each in schemas}
@@ -66,7 +66,7 @@ class DemonstrationRecorder:
             tokens = turn_tokens(chat, messages[: turn + 1], schemas)
             reservation = recorder.reserve(CompletionRequest(messages[:turn], tuple(schemas)))
             if (length := len(reservation.branch) + len(tokens)) > most or len(tokens) > reservation.branch.reserved:
-                raise RefusedError(f"it has {length} tokens up to this turn; the limit is actor.max_tokens={most}")
+                raise RefusedError(f"message {turn} ends after {length} tokens; the limit is actor.max_tokens={most}")
             calls = chat.parse(chat.text(tokens[:-1]), functions).calls
             sampled = Generation(
                 tokens, np.zeros(len(tokens), np.float32), np.full(len(tokens), DEMONSTRATED, np.int32), "stop"

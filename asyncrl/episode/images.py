@@ -12,7 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,10 @@ from asyncrl.config.schema import EngineConfig, ImagesConfig, ModelConfig
 from asyncrl.engine.base import PlacedImage
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
-from asyncrl.modelling.opening import open_config, reads_images
-from asyncrl.modelling.vision import VisionShape, vision_shape
 from asyncrl.types import MAX_IMAGES
+
+if TYPE_CHECKING:
+    from asyncrl.modelling.vision import VisionShape
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +76,15 @@ class ImageDesk:
     ) -> ImageDesk | None:
         """The desk for the policy of `model`. None if the policy or its engine reads no images.
 
-        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may exceed the largest message to the
-        replay.
+        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may be larger than the largest message
+        that the replay takes.
         """
+        if engine.kind != "sglang":
+            return None
+        # Imported here, because an episode without images should not wait for torch.
+        from asyncrl.modelling.opening import open_config, reads_images
+        from asyncrl.modelling.vision import vision_shape
+
         shape = vision_shape(open_config(model)) if reads_images(engine.kind, model) else None
         if shape is None:
             return None
@@ -95,8 +102,8 @@ class ImageDesk:
         return cls(ImageReader.of(model, images), shape, images)
 
     async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
-        """The digest of a block's image, and the image. Raises RefusedError: the block's file cannot be read, or is not
-        an image."""
+        """Read the image of a block. Returns its digest and the image. Raises RefusedError: the block's file cannot be
+        read, or is not an image."""
         data = await read_source(block, self.config, self.fetch)
         name = digest_of(data)
         if name not in self._tokens:
@@ -111,7 +118,7 @@ class ImageDesk:
 
 
 class EpisodeImages:
-    """The images that the messages of one episode show. `desk` reads them. None: images are refused."""
+    """The images that the messages of one episode show. `desk` reads the images; if it is None, images are refused."""
 
     def __init__(self, desk: ImageDesk | None) -> None:
         self._desk = desk

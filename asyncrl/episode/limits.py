@@ -46,7 +46,8 @@ class EpisodeLimits:
         return min(self.max_turn_tokens, self.max_tokens - seen, self.max_total_tokens - taken)
 
     def refusal(self, turns: int, seen: int, total: int) -> LimitError:
-        """The error of a request for which there is no `room`. With its prompt, the branches have `total` tokens."""
+        """Make the error of a request for which there is no `room`. With the prompt of the request, the branches have
+        `total` tokens."""
         if turns < 1:
             return LimitError("turn_limit", f"the episode has reached actor.max_turns={self.max_turns}")
         if seen >= self.max_tokens:
@@ -62,8 +63,8 @@ class EpisodeLimits:
         return LimitError("context_length_exceeded", reason)
 
     def fitting_prompt(self, tokens: NDArray[np.int32], may_cut: bool) -> NDArray[np.int32]:
-        """The first prompt, cut to its limit if it is too long. Raises LimitError: it is too long, and may not be
-        cut."""
+        """Cut the first prompt to its limit if it is too long. Returns the prompt. Raises LimitError: the prompt is too
+        long, and may not be cut."""
         limit = self.max_prompt_length
         if limit is None or len(tokens) <= limit:
             return tokens

@@ -50,11 +50,11 @@ from asyncrl.types import MAX_IMAGES, NO_MASS, Finish, Grammar, Role, Ticket, To
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
 
-    - `max_tokens`: the caller's own limit of the completion
+    - `max_tokens`: the caller's own limit of tokens for the completion
     - `grammar`: the grammar that the completion obeys; None: no grammar
-    - `stop`: texts at which the completion ends for the caller, who gets it up to the first of them
-    - `alternatives`: the number of alternatives to each token; the caller gets their log-probs, if the engine gives
-      them
+    - `stop`: texts at which the completion ends for the caller, who gets only the part before the first such text
+    - `alternatives`: for how many of the most likely tokens the caller wants log-probs at each position. The engine may
+      give none
     """
 
     messages: tuple[Message, ...]
@@ -69,8 +69,8 @@ class CompletionRequest(NamedTuple):
 class Reservation:
     """Room for the completion of `request` at the end of `branch`.
 
-    Before the request, the branch had `start` tokens, or 0 if it is new. `after_refusal` is true if a limit refused an
-    earlier request.
+    Before the request, the branch had `start` tokens, or 0 if it is new. `after_refusal` is true if a limit refused a
+    request before this one was reserved.
     """
 
     request: CompletionRequest
@@ -148,8 +148,8 @@ class Recorder:
         return Reservation(request, branch, start, self.truncated)
 
     def reserve_all(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for `count` completions of a request, each in its own branch. If there is not room for all of
-        them, none gets any.
+        """Reserve room for `count` completions of a request, each in its own branch. If there is no room for all of
+        them, nothing is reserved.
 
         Raises as `reserve`.
         """
@@ -176,7 +176,7 @@ class Recorder:
             raise EngineError("the engine aborted the generation")
         if tokens > reserved or sampled.finish_reason not in ("stop", "length"):
             finish = sampled.finish_reason
-            raise EngineError(f"the engine gave {tokens} tokens of at most {reserved}, finish {finish!r}")
+            raise EngineError(f"the engine gave {tokens} tokens of at most {reserved}, finish reason {finish!r}")
 
     def record(
         self,
@@ -209,8 +209,8 @@ class Recorder:
         turns[-1] = turns[-1]._replace(score=score)
 
     def score_all(self, scores: Sequence[float | None]) -> None:
-        """Record the scores that an agent gave to the completions. They have the order in which the completions were
-        recorded; None: no score.
+        """Record the scores that an agent gave to the completions. The scores have the order in which the completions
+        were recorded; None: no score.
 
         Raises RefusedError: the numbers of scores and completions differ.
         """
@@ -225,7 +225,7 @@ class Recorder:
             turns[at] = turns[at]._replace(score=score)
 
     def cancel(self, reservation: Reservation) -> str | None:
-        """Undo a reservation. If its branch is thereby removed, returns the name of the branch's session, else None."""
+        """Undo a reservation. If this removes the branch, return the name of the branch's session, else None."""
         branch = reservation.branch
         if reservation.start:
             branch.turns, branch.reserved = branch.turns_within(reservation.start), 0
@@ -299,7 +299,8 @@ class Recorder:
         return None, given if self.completions else self._within_limit(given)
 
     def _within_limit(self, given: GivenTokens) -> GivenTokens:
-        """The first prompt, cut to its limit. A prompt with images is never cut. Raises LimitError."""
+        """Cut the first prompt to its limit. A prompt with images is never cut. Raises LimitError: the prompt is too
+        long, and may not be cut."""
         tokens = self._limits.fitting_prompt(given.tokens, may_cut=not given.images)
         return given if tokens is given.tokens else GivenTokens(tokens)
 
@@ -325,8 +326,8 @@ class Recorder:
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """The number of tokens that a completion after `seen` tokens may have.
 
-        Of the `seen` tokens, `new` are not yet part of the episode. What the branches `in_flight` have reserved is not
-        given away.
+        Of the `seen` tokens, `new` are not yet part of the episode. The room that the branches `in_flight` have
+        reserved is left out.
         """
         taken = sum(map(len, self.branches)) + sum(branch.reserved for branch in in_flight) + new
         return self._limits.room(self.turns_left - len(in_flight), seen, taken)

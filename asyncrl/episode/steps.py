@@ -29,7 +29,8 @@ _NEWLINES = {"line": 1, "paragraph": 2}
 
 
 def find_split(name: str) -> Split:
-    """The split that `actor.step_split` names. Raises ConfigError: the name is unknown."""
+    """The split that `actor.step_split` names. Raises ConfigError: the name is unknown, or is not the dotted path of a
+    function."""
     if name in ("turn", *_NEWLINES):
         return name
     setting = f"actor.step_split={name}"
@@ -47,7 +48,7 @@ def split_steps(
 ) -> tuple[Step, ...]:
     """Return the steps of all assistant turns. The steps cover these turns completely.
 
-    The newlines that end a step, and the stop token, belong to the step before them. `piece` returns the text of one
+    The newlines after a step, and the stop token, belong to the step before them. `piece` returns the text of one
     token. Raises InvariantError: the user's function failed, or did not return ascending indices.
     """
     spans = [turn for turn in turns if turn.role is Role.ASSISTANT]
@@ -71,8 +72,8 @@ def _by_function(pieces: Sequence[str], function: Callable[[Sequence[str]], Sequ
         raise InvariantError(f"the function of actor.step_split failed: {reason_of(error)}") from error
     if sorted(set(begins)) != begins or not all(0 <= index < max(1, len(pieces)) for index in begins):
         raise InvariantError(
-            f"the function of actor.step_split gave {begins!r:.200} for {len(pieces)} tokens; it must give their "
-            "indices, ascending"
+            f"the function of actor.step_split gave {begins!r:.200} for {len(pieces)} tokens; it must give "
+            "ascending indices of tokens"
         )
     return begins
 

@@ -1,6 +1,6 @@
 """Leads a conversation between the policy, asyncrl's own tools or an environment, and a simulated user.
 
-The policy takes a turn. The tools answer its calls. If it makes no calls, the user responds.
+The policy writes a message. The tools answer the calls in it. If it has no calls, the user responds.
 
 If the task has no user, a turn without calls ends the conversation. It also ends when the user ends it, or at a limit.
 """

@@ -37,6 +37,7 @@ from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
+from asyncrl.launch.preflight.task_files import read_files
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.scaling import Scaler
@@ -45,7 +46,7 @@ from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
 from asyncrl.runs.card import write_card
 from asyncrl.runs.environment import record_environment
-from asyncrl.runs.run import Run
+from asyncrl.runs.run import COMPLETE, Run
 from asyncrl.runs.summary import resume_command, write_summary
 from asyncrl.runs.terminal import TerminalTable
 from asyncrl.runs.watch import RunWatch
@@ -76,7 +77,8 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
 def train(
     config: TrainConfig, stop: threading.Event | None = None, how_to_resume: Callable[[], str] | None = None
 ) -> bool:
-    """Run all roles until the learner is done (True) or a signal or `asyncrl stop` ends the run (False).
+    """Run all roles until the learner is done or its policy solves the tasks (True), or a signal or `asyncrl stop` ends
+    the run (False).
 
     If the run has already done all steps of `config`, or more, this starts nothing. Setting `stop` ends the run; by
     default signals set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On
@@ -99,16 +101,17 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
     if is_finished(config.learner, values_of(config), run_dir):
         return True
     check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring)
+    tasks = partial(run_tasks, config)
+    read = read_files(tasks())
     check_algorithm(config)
     with exclusively(run_dir), ExitStack() as stack:
         asked = stack.enter_context(stop_of_start(run_dir, stop))
         end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
-        tasks = partial(run_tasks, config)
         check_files = partial(check_begun_files, run_dir, config.data, config.algorithm.sft.path, tasks)
         if config.cluster.launcher == "local":
             stack.enter_context(RunAddresses.of(config).usual_ports())
-        preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked)
+        preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked, read=read)
         count_steps(config.learner, config.replay.shards, tasks())
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = _placed(config, run_dir, launcher, stop, asked)
@@ -180,8 +183,9 @@ def _supervise(
     stop: threading.Event,
     how_to_resume: Callable[[], str] | None,
 ) -> bool:
-    """Run the roles with a table of the run's numbers on the console, then print the summary. True if the learner is
-    done, False if `stop` was set. Calls `between_looks` each time that the supervisor has looked at the roles.
+    """Run the roles with a table of the run's numbers on the console, then print the summary. True if the learner has
+    trained all steps or its policy solves the tasks, False if `stop` was set. Calls `between_looks` each time that the
+    supervisor has looked at the roles.
 
     Raises RunFailedError: a role failed too often.
     """
@@ -195,15 +199,17 @@ def _supervise(
                 between_looks()
 
             result = "done" if supervisor.run(stop.is_set, progress) else "stopped"
+            if result == "done" and (reason := run.solved()):
+                result = "solved"
     except RunFailedError as error:
         reason = str(error)
         raise
     finally:
-        if result == "done" and learner.export:
+        if result in COMPLETE and learner.export:
             _write_card(run_dir)
         resume = how_to_resume() if how_to_resume else resume_command(Run(run_dir))
         sys.stderr.write(write_summary(Run(run_dir), steps, result, reason, resume))
-    return result == "done"
+    return result in COMPLETE
 
 
 def _write_card(run_dir: Path) -> None:

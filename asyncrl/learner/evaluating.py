@@ -38,25 +38,30 @@ class Evaluating:
 
     def evaluate(self, steps: int) -> None:
         """Request an evaluation of the weights after `steps` steps if one is due, and log results that have arrived.
-        With `waits`, or before the first step, or after the last, wait until all results have arrived. Raises
-        StoppedError on every rank: a rank was asked to stop.
+        With `waits`, or before the first step, wait until all results have arrived. Raises StoppedError on every rank:
+        a rank was asked to stop.
         """
-        self.stop.together(self._evaluate, steps)
+        self.stop.together(self._evaluate, steps, self.is_due(steps), self.waits or not steps)
 
-    def _evaluate(self, steps: int) -> None:
+    def finish(self, steps: int) -> None:
+        """Evaluate the weights after `steps` steps, the last ones of the run, and log all results once they have
+        arrived. Raises StoppedError on every rank: a rank was asked to stop."""
+        is_last = steps == self.versions.total_steps
+        # A run that ends early has already evaluated weights that were due, and not published others.
+        is_new = is_last or not (self.is_due(steps) or steps % self.versions.publish_every)
+        self.stop.together(self._evaluate, steps, is_new, True)
+
+    def _evaluate(self, steps: int, is_new: bool, wait: bool) -> None:
         if not self.every or self.stop.ranks.rank != 0:
             return
-        if self.is_due(steps):
+        if is_new:
             self.replay.evaluate(self.versions.after(steps))
             self.progress.evaluations[steps] = self.versions.after(steps)
-        self._log(wait=self._is_end(steps) or self.waits)
+        self._log(wait)
 
     def is_due(self, steps: int) -> bool:
         """True if the weights after `steps` steps are evaluated."""
-        return bool(self.every) and (steps % self.every == 0 or self._is_end(steps))
-
-    def _is_end(self, steps: int) -> bool:
-        return steps in (0, self.versions.total_steps)
+        return bool(self.every) and (steps % self.every == 0 or steps == self.versions.total_steps)
 
     def _log(self, wait: bool) -> None:
         """Log the complete evaluations. With `wait`, wait until all are complete."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from asyncrl.config.secrets import shown, shown_value
+from asyncrl.errors import TasksSolvedError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher
 from asyncrl.learner.batch.keeping import EpisodeKeeper
@@ -67,16 +68,20 @@ class Learner:
     at_stop: StopCheckpoint
     profiled: Callable[[Iterable[int]], Iterator[int]]
     spans: Spans
+    solved: str = field(default="", init=False)
+    """The sentence with which the replay ended the run early: the policy solves the tasks. Empty if it did not."""
 
     def train(self) -> None:
-        """Train to the last step. Raises StoppedError: this process was asked to stop. `at_stop` then saves the
-        finished steps."""
+        """Train to the last step, or until the policy solves the tasks. Raises StoppedError: this process was asked to
+        stop. `at_stop` then saves the finished steps."""
         with self.at_stop.saving_finished_steps():
             self._begin()
             for step in self.profiled(range(self.progress.step, self.total_steps)):
                 self._evaluate(step)
                 self._configure(step)
-                self._step(step)
+                if not self._step(step):
+                    self._save_early()
+                    break
             self._finish()
 
     def _begin(self) -> None:
@@ -85,11 +90,16 @@ class Learner:
         self.checkpointing.report_restored()
         self.gpus.release(self.trainer, version, Phases(self.ranks.activity.enter))
 
-    def _step(self, step: int) -> None:
-        """Train one step, publish its weights, and save and report it."""
+    def _step(self, step: int) -> bool:
+        """Train one step, publish its weights, and save and report it. False: there is no such step, since the policy
+        solves the tasks."""
         phases = Phases(self.ranks.activity.enter, spans=self.spans, step=step)
         with phases("wait"):
             plan = self.stop.together(self._plan, step)
+        # A rank may have asked before the replay ended the run. All ranks end if one is told to.
+        if self.ranks.any(plan is None) or plan is None:
+            self.solved = self.solved or "the policy solves the tasks"
+            return False
         self.gpus.acquire(phases)
         trained = None if self._is_skipped(plan) else self._train(plan, phases)
         self._count(plan, trained)
@@ -107,11 +117,20 @@ class Learner:
         finally:
             self.reports.report()
         phases.finish(version=plan.version, episodes=len(plan.ids), tokens=sum(plan.tokens))
+        return True
+
+    def _save_early(self) -> None:
+        """Save the finished steps of a run that ends before its last step."""
+        phases = Phases(self.ranks.activity.enter)
+        self.gpus.acquire(phases)
+        with phases("checkpoint"):
+            self.at_stop.save_finished_steps()
+        self.gpus.release(self.trainer, self.versions.after(self.progress.step), phases)
 
     def _finish(self) -> None:
         self.checkpointing.finish()
         self.ranks.activity.enter("evaluate")
-        self.evaluating.evaluate(self.total_steps)
+        self.evaluating.finish(self.progress.step)
         self.ranks.stopping.end()
         if self.ranks.rank == 0:
             self.checkpointing.checkpoints.clean()
@@ -133,9 +152,14 @@ class Learner:
             new, old = shown(each.key, each.new), shown_value(each.key, each.old)
             logger.info("%s from step %d on; it was %s before", new, step, old)
 
-    def _plan(self, step: int) -> BatchPlan:
-        while (plan := self.replay.plan(step)) is None:
-            self.stop.check("stopped while waiting for a batch")
+    def _plan(self, step: int) -> BatchPlan | None:
+        """Wait for the plan of a step. None: the policy solves the tasks."""
+        try:
+            while (plan := self.replay.plan(step)) is None:
+                self.stop.check("stopped while waiting for a batch")
+        except TasksSolvedError as error:
+            self.solved = str(error)
+            return None
         return plan
 
     def _is_skipped(self, plan: BatchPlan) -> bool:

@@ -35,6 +35,7 @@ from asyncrl.learner.stop_request import StopRequest
 from asyncrl.learner.stopping import StopCheckpoint
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
+from asyncrl.machine.files import when_there_is_room, write_whole
 from asyncrl.machine.gpu_lock import LearnerLock
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.modelling.images import TAKEN, ImageReader
@@ -78,14 +79,21 @@ def train_rank(settings: RunSettings, history: SettingsHistory, connections: Con
         with ExitStack() as stack:
             learner = _Parts(settings, history, connections, trainer, gpus, stack).learner()
             if ranks.rank == 0:
+                (settings.folder / locations.SOLVED_FILE).unlink(missing_ok=True)
                 remove_repeated(settings.folder, learner.progress, learner.evaluating.is_due)
                 connections.metrics.resumed(learner.progress.step)
             process.freeze_heap()
             learner.train()
         if settings.learner.export:
             gpus.acquire(Phases(ranks.activity.enter))
-            _export(settings, trainer, connections)
-    logger.info("the learner is done after %d steps", settings.learner.total_steps)
+            _export(settings, trainer, connections, learner.progress.step)
+    if learner.solved:
+        logger.info("the learner ends after %d steps: %s", learner.progress.step, learner.solved)
+        if ranks.rank == 0:
+            file = settings.folder / locations.SOLVED_FILE
+            when_there_is_room(lambda: write_whole(file, learner.solved), stop, str(file))
+    else:
+        logger.info("the learner is done after %d steps", learner.progress.step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,8 +238,8 @@ class _Parts:
         )
 
 
-def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -> None:
-    """Write the policy, its adapter and the critic as Hugging Face folders."""
+def _export(settings: RunSettings, trainer: Trainer, connections: Connections, steps: int) -> None:
+    """Write the policy, its adapter and the critic after `steps` steps as Hugging Face folders."""
     models, folder, policy = settings.models, settings.folder, trainer.policy.module
     ranks, stop = connections.ranks, connections.stop
     ranks.activity.enter("export")
@@ -243,7 +251,7 @@ def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -
     if values is not None:
         export_critic(values, models.critic, models.policy, folder / "critic", ranks, stop)
     if settings.uploads_model:
-        connections.metrics.model(settings.learner.total_steps, folder / "model")
+        connections.metrics.model(steps, folder / "model")
 
 
 def remove_repeated(run_dir: Path, done: Progress, evaluates: Callable[[int], bool]) -> None:

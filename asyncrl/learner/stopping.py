@@ -68,6 +68,11 @@ class StopCheckpoint:
                 self._save_with(self._save)
             raise
 
+    def save_finished_steps(self) -> None:
+        """Begin a checkpoint of the finished steps, unless they are saved or one of the cases above holds. The GPUs
+        must belong to the learner."""
+        self._save_with(self.checkpointing.save)
+
     def _save_with(self, save: Callable[[], object]) -> None:
         checkpointing = self.checkpointing
         steps = checkpointing.progress.step

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from asyncrl.machine.doing import Doing, forget_doing
+from asyncrl.machine.files import overwrite
 from asyncrl.machine.process import STOP_S
 
 logger = logging.getLogger(__name__)
@@ -140,33 +141,31 @@ class Heartbeat:
             self._is_shown = True
             logger.error("the main thread has not advanced for %.0f s; the stacks of all threads follow", still_s)
             self._show()
-        try:
+        # A full disk may fail the first two writes. The last one needs no room: without it this process would seem to
+        # hang, and would be killed.
+        with self._unless_full():
             # This is another file, and no heartbeat. It is also written while the main thread hangs, and may name the
             # code that blocks the thread.
             if (doing := activity.doing) != self._doing:
                 doing.write(self._path)
                 self._doing = doing
-            if still_s > self._allowed_s:
-                return
+        if still_s > self._allowed_s:
+            return
+        with self._unless_full():
             unfinished = ", ".join(activity.unfinished)
             if unfinished != self._written:
-                _overwrite(self._path, unfinished.encode())
+                # An empty file tells the supervisor that this process has no work to finish, so that it may kill it.
+                overwrite(self._path, unfinished.encode())
                 self._written = unfinished
+        with self._unless_full():
             os.utime(self._path)
+
+    @contextmanager
+    def _unless_full(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             logger.debug("%s was not renewed: %s", self._path, error)
-
-
-def _overwrite(path: Path, text: bytes) -> None:
-    """Write over the content of a file."""
-    # Never empties the file before it writes. An empty file tells the supervisor that this process has no work to
-    # finish, so the supervisor might kill it. On a full disk the file would stay empty.
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        os.pwrite(file, text, 0)
-        os.ftruncate(file, len(text))
-    finally:
-        os.close(file)
 
 
 @contextmanager

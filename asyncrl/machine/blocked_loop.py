@@ -26,6 +26,20 @@ LOOP = Path(asyncio.events.__file__)
 """The file whose frames call the code that runs in the loop."""
 
 
+def running_line(frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames) -> str:
+    """The line of the user's own code that a thread of this process runs now; empty if no thread runs any."""
+    return next(filter(None, map(_own_line, frames().values())), "")
+
+
+def _own_line(frame: FrameType | None) -> str:
+    """The innermost line of the user's own code above the event loop; empty if there is none."""
+    while frame is not None and Path(frame.f_code.co_filename) != LOOP:
+        if is_own(frame.f_code.co_filename):
+            return f"{line_of(frame.f_code.co_filename, frame.f_lineno)}, in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
 class BlockedLoop:
     """Finds the code that blocks the event loop of `thread` for `limit_s` seconds, logs each line of such code once,
     and shows it as the work of `activity`. `clock` gives monotonic seconds, and `frames` the innermost frame of each
@@ -67,12 +81,7 @@ class BlockedLoop:
 
     def _line(self) -> str:
         """Return the innermost line of the user's own code that the loop runs, or an empty text if it runs none."""
-        frame = self._frames().get(self._thread)
-        while frame is not None and Path(frame.f_code.co_filename) != LOOP:
-            if is_own(frame.f_code.co_filename):
-                return f"{line_of(frame.f_code.co_filename, frame.f_lineno)}, in {frame.f_code.co_name}"
-            frame = frame.f_back
-        return ""
+        return _own_line(self._frames().get(self._thread))
 
     def _show(self, text: str) -> None:
         if self._activity is not None and self._activity.work in ("", self._shown):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.machine.files import partial_name
+from asyncrl.machine.files import NO_ROOM, overwrite, partial_name
 
 SUFFIX = ".doing"
 
@@ -33,12 +33,17 @@ class Doing(msgspec.Struct, frozen=True):
     silent_since: float = 0.0
 
     def write(self, heartbeat: Path) -> None:
-        """Write this next to the file of a heartbeat. A reader sees either the whole new content or the old one. Raises
-        OSError."""
-        path = _beside(heartbeat)
+        """Write this next to the file of a heartbeat. A reader sees either the whole new content or the old one. On a
+        full disk the old content is written over, and a reader may find none for a moment. Raises OSError."""
+        path, content = _beside(heartbeat), msgspec.json.encode(self)
         partial = partial_name(path)
-        partial.write_bytes(msgspec.json.encode(self))
-        partial.replace(path)
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            overwrite(path, content)  # The old content has room already.
 
 
 def read_doing(heartbeat: Path) -> Doing | None:

@@ -54,6 +54,17 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
     sync(path.parent)
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    """Write over the content of a file, which needs no room if it is not longer. Raises OSError."""
+    # Never empties the file before it writes: on a full disk the file would stay empty.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.pwrite(file, content, 0)
+        os.ftruncate(file, len(content))
+    finally:
+        os.close(file)
+
+
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 

@@ -116,16 +116,21 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
+def set_thread_variables(threads: int) -> None:
+    """Let torch, which may be imported after this, have `threads` threads that sleep while they wait: spinning threads
+    starve the other roles of a small machine."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
 def limit_threads(threads: int | None) -> None:
-    """Give torch `threads` threads that sleep while they wait: spinning threads starve the other roles of a small
-    machine.
+    """Import torch with `threads` threads, as `set_thread_variables` describes.
 
     If `threads` is None, torch gets the number in OMP_NUM_THREADS, which a launcher sets, or one thread. Call this
     before torch is imported.
     """
     threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    set_thread_variables(threads)
     import torch
 
     torch.set_num_threads(threads)

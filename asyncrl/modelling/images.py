@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.config.schema import ImagesConfig, ModelConfig
 from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.modelling.source import source_of
-from asyncrl.modelling.vision import ImagePatches
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from asyncrl.modelling.vision import ImagePatches
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 TAKEN = ImagesConfig(max_mb=math.inf, max_pixels=sys.maxsize)
@@ -93,6 +94,8 @@ class ImageReader:
 
         Raises BadImageError: the file is refused (see `read_image`), or the processor does not take the image.
         """
+        from asyncrl.modelling.vision import ImagePatches
+
         image = read_image(data, self.limits)
         try:
             found = self.processor(images=[image], return_tensors="pt")

@@ -2,8 +2,8 @@
 
 No URL, name server or page can change these rules:
 
-- A connection goes only to a public address. The address of each socket is checked before the socket connects, so other
-  spellings of an address and names that later resolve to another address cannot avoid the check.
+- A connection goes only to a public address. The address of each socket is checked before the socket connects. So the
+  check cannot be avoided by another spelling of an address, nor by a name that later resolves to another address.
 - The URL of a redirection is checked in the same way. The caller bounds the number of redirections.
 - No cookies and no credentials are sent, and the proxy of the environment is not used.
 - The size of a body is bounded, even after decompression, and so is the total time.
@@ -39,8 +39,9 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. The addresses among them that can be reached serve no
-pages. The list is here because versions of Python know different parts of the registry."""
+"""IANA's registry of special-purpose addresses, and multicast. Some of these addresses can be reached, but none serves
+pages, so nothing is lost if all are refused. The list is here because versions of Python know different parts of the
+registry."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 """The network of all addresses that are allotted for the internet. Outside of it are loopback, link-local and
 site-local addresses, and most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48)
@@ -50,8 +51,8 @@ SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16"
 """The special-purpose addresses of IANA's registry that are within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is
 6to4: both embed an IPv4 address."""
 ISATAP = (0x5EFE, 0x0200_5EFE)
-"""The two values of 32 bits that announce an IPv4 address in the next 32 bits. A site's router tunnels packets to this
-IPv4 address."""
+"""Two values of 32 bits. If the third group of 32 bits of an IPv6 address is one of them, the last 32 bits are an IPv4
+address (ISATAP). A site's router tunnels packets to this IPv4 address."""
 
 REDIRECTIONS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429)
@@ -81,7 +82,7 @@ class Fetched:
 
 
 def check_public(address: str) -> None:
-    """Raises RefusedError: `address` is not an address of the public internet."""
+    """Check an address. Raises RefusedError: `address` is not an address of the public internet."""
     number = ipaddress.ip_address(address.partition("%")[0])
     if not (_is_public_ipv4(number) if isinstance(number, IPv4Address) else _is_public_ipv6(number)):
         raise RefusedError(f"nothing is fetched from {address}, which is no public address")
@@ -148,8 +149,8 @@ async def get_public(
 
     Raises RefusedError: a URL is not http or https, contains a user or a password, leads to an address that is not
     public, or fails the check; there are more than `redirections` redirections, or more than `limit` bytes; the status
-    is not 200. Raises UnavailableError: the server cannot be reached, took more than `timeout_s` seconds in total, or
-    failed.
+    is neither 200 nor one of the following. Raises UnavailableError: the server cannot be reached, took more than
+    `timeout_s` seconds in total, or answered with a status of 500 or more or one of PASSING.
     """
     shown = f"{url!r:.200}"
     limit_s = asyncio.timeout(timeout_s)
@@ -211,8 +212,9 @@ def _check_form(url: URL) -> None:
 
 
 async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Read the body of a response. Raises UnavailableError: the server failed, or the body ends too early;
-    RefusedError: the status is any other but 200, or the body is too large or packed in an unknown way."""
+    """Read the body of a response. Raises UnavailableError: the status is 500 or more or one of PASSING, or the body
+    ends too early; RefusedError: the status is any other than these and 200, or the body is too large or packed in an
+    unknown way."""
     if response.status >= 500 or response.status in PASSING:
         raise UnavailableError(f"status {response.status}")
     if response.status != 200:

@@ -13,6 +13,8 @@ MAX_REASON = 500
 FIRST_COUNT_S = 10.0
 LONGEST_COUNT_S = 3600.0
 MAX_DISTINCT = 32
+LEFT_OUT = " (and {} times more since the last line)"
+"""The number of lines that were left out, as the next line has it. Views of a run count them as well."""
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Throttled:
             self._left_out += 1
             return
         self._credit -= 1
-        more = f" (and {self._left_out} times more since the last line)" if self._left_out else ""
+        more = LEFT_OUT.format(self._left_out) if self._left_out else ""
         text = str(reason)[:MAX_REASON].encode("unicode_escape").decode()
         self.logger.log(self.level, "%s%s: %s", self.what, more, text)
         self._left_out = 0

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 
 import zmq
 
@@ -19,7 +20,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity, heartbeat
-from asyncrl.machine.files import write_whole
+from asyncrl.machine.files import when_there_is_room, write_whole
 from asyncrl.machine.ports import listening
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
@@ -33,7 +34,7 @@ log = logging.getLogger("asyncrl.replay")
 
 
 def run(config: TrainConfig) -> None:
-    """Serve until a signal, or until the run is done.
+    """Serve until a signal, or until the run is done. Waits while the disk has no room to begin.
 
     Raises ConfigError: the port is taken; StoreError: the store cannot be opened.
     """
@@ -45,14 +46,18 @@ def run(config: TrainConfig) -> None:
         locations.replay_endpoints(network, config.replay.shards)[config.replay.shard],
     )
     with heartbeat(activity, config.cluster.hang_timeout_s), ExitStack() as stack:
-        store = stack.enter_context(closing(open_store(config.replay, locations.run_dir(config.run))))
+        open_it = partial(open_store, config.replay, locations.run_dir(config.run))
+        store = stack.enter_context(closing(when_there_is_room(open_it, stop, "the store of the replay")))
         listener = listening(
             lambda: Listener(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20),
             f"network.replay_port={network.replay_port}",
             stop,
         )
         stack.enter_context(closing(listener))
-        write_whole(store.path / ENDPOINT_FILE, endpoint)
+        address = store.path / ENDPOINT_FILE
+        # A restarted replay mostly has its old address. So it serves at once, even on a full disk, and can say so.
+        if not (address.exists() and address.read_text() == endpoint):
+            when_there_is_room(lambda: write_whole(address, endpoint), stop, str(address))
         log.info("replay serves %s from %s", endpoint, store.path)
         reports = stack.enter_context(open_reports(config, process.worker_name("replay"), endpoint))
         metrics, spans = reports.metrics(console=False, gpus=False), reports.spans

@@ -15,13 +15,20 @@ import zmq
 from msgspec.msgpack import Decoder
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.errors import ConfigError, RefusedError, RunOverError, TooManyFailuresError, WireError
+from asyncrl.errors import (
+    ConfigError,
+    RefusedError,
+    RunOverError,
+    TasksSolvedError,
+    TooManyFailuresError,
+    WireError,
+)
 from asyncrl.masking import masked_text
 from asyncrl.network.keys import ClientKeys
 from asyncrl.observe.spans import Spans
 from asyncrl.replay import messages, protocol
 from asyncrl.replay.link import CREDITS, RETRY_S, ReplayLink, Request
-from asyncrl.replay.messages import ENDED, OK, OVER, REFUSED, Answer
+from asyncrl.replay.messages import ENDED, OK, OVER, REFUSED, SOLVED, Answer
 from asyncrl.replay.protocol import MAX_FETCH, ReplayRequest
 from asyncrl.text import cut
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, Lease, RunIdentity, Task, Ticket, Trajectory
@@ -193,8 +200,8 @@ class ReplayClient:
         self._send(protocol.RequireLabels(first, [*needs.scores], needs.unit_steps))
 
     def plan(self, step: int) -> BatchPlan | None:
-        """The plan of a learner step. `None` if there is none within about a second. Raises TooManyFailuresError: the
-        replay ends the run."""
+        """The plan of a learner step. `None` if there is none within about a second. Raises TooManyFailuresError or
+        TasksSolvedError: the replay ends the run."""
         return self._ask(protocol.GetPlan(step, ahead=False), messages.PLAN)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
@@ -283,7 +290,8 @@ class ReplayClient:
         """The replies to all requests, in order.
 
         After all replies have arrived, raises the first error among them. RefusedError: the replay refused a request.
-        TooManyFailuresError: the run must end. RunOverError: a worker requested work, and the run is done."""
+        TooManyFailuresError, TasksSolvedError: the run must end. RunOverError: a worker requested work, and the run is
+        done."""
         answers = self._link.answers(requests, credits)
         return [_accepted(request.kind, answer) for (request, _), answer in zip(requests, answers, strict=True)]
 
@@ -319,14 +327,16 @@ def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
 
 
 def _accepted(kind: str, answer: Answer) -> Answer:
-    """The answer, unless it reports an error. Raises RefusedError, TooManyFailuresError or RunOverError for such an
-    answer."""
+    """The answer, unless it reports an error. Raises RefusedError, TooManyFailuresError, TasksSolvedError or
+    RunOverError for such an answer."""
     if answer.kind == OVER:
         raise RunOverError("the run is done: this process ends")
     if answer.kind == REFUSED:
         raise RefusedError(f"the replay refused {kind}: {answer.reason}")
     if answer.kind == ENDED:
         raise TooManyFailuresError(answer.reason)
+    if answer.kind == SOLVED:
+        raise TasksSolvedError(answer.reason)
     return answer
 
 

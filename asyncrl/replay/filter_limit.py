@@ -1,7 +1,14 @@
 """Notices that the filters refuse every group, and ends a run in which this goes on.
 
-The learner then waits forever for a batch, although no episode fails. The count begins at 0 with each accepted group
-and with each start of the replay, so that a run may resume after its filters or tasks were changed.
+The learner then waits forever for a batch, although no episode fails. If the policy solves the tasks, the end is a
+result, else it is a failure. The count begins at 0 with each accepted group and with each start of the replay, so that
+a run may resume after its filters were changed.
+
+A group whose members all failed alike may be the rule of a task that is seldom solved: with one success in a thousand
+episodes, 125 groups of eight pass between two groups with different rewards. Such a group therefore counts by its
+members: EPISODES of them count as one group. The default limit of 256 groups then allows 10,240 episodes, in which
+such a success fails to come with a probability of 0.004%. Groups that are right, or refused although their members did
+not fail alike, count whole.
 """
 
 from __future__ import annotations
@@ -10,13 +17,15 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from asyncrl.errors import TooManyFailuresError
+from asyncrl.errors import TasksSolvedError, TooManyFailuresError
 
 BATCHES, FEWEST = 2, 8
 """The filters block a run once they have refused as many groups in a row as BATCHES batches have, and at least FEWEST
 groups."""
 RIGHT, SOLVED = 0.999, 0.95
 """A group whose mean outcome is at least RIGHT is right. The tasks are solved if this share of the groups is right."""
+EPISODES = 40
+"""The number of members of groups that failed alike which counts as one refused group."""
 OF_SOLVED = {"zero_variance", "reward_high"}
 """The reasons for which filters refuse groups whose tasks are solved."""
 REASONS = {
@@ -43,13 +52,19 @@ class FilterLimit:
         self._limit = limit
         self._reasons: Counter[str] = Counter()
         self._outcome = self._right = 0.0
+        self._counted = 0
         self._has_accepted = False
+
+    def resume(self, has_planned: bool) -> None:
+        """Note if earlier processes of the run have planned a batch, and so have accepted groups."""
+        self._has_accepted |= has_planned
 
     def accepted(self) -> None:
         """Note that the filters accepted a group."""
         self._has_accepted = True
         self._reasons.clear()
         self._outcome = self._right = 0.0
+        self._counted = 0
 
     def refused(self, reason: str, outcomes: Sequence[float]) -> None:
         """Note that the filters refused a group for this reason. `outcomes` are those of the episodes that the policy
@@ -58,6 +73,8 @@ class FilterLimit:
         mean = fmean(outcomes)
         self._outcome += mean
         self._right += mean >= RIGHT
+        failed_alike = reason == "zero_variance" or (reason == "reward_low" and max(outcomes) == min(outcomes))
+        self._counted += min(len(outcomes), EPISODES) if failed_alike and mean < RIGHT else EPISODES
 
     @property
     def count(self) -> int:
@@ -95,9 +112,13 @@ class FilterLimit:
         return f"{refused}: {REASONS[reason]}{where} ({reason}), and {mean}. To go on: {ADVICE[reason]}"
 
     def check(self) -> None:
-        """Raises TooManyFailuresError: the filters have refused so many groups in a row that the run must end."""
-        if self._limit is not None and self.count >= max(self._limit, self._held_after):
-            raise TooManyFailuresError(
-                f"{self.text()}. The run ends after {self._limit} refused groups (replay.filter.max_refused). Change "
-                "what is needed, then run the same command again"
-            )
+        """Raises TasksSolvedError or TooManyFailuresError: the filters have refused so many groups in a row that the
+        run must end, with or without this as its result."""
+        if self._limit is None or self.count < self._held_after or self._counted < self._limit * EPISODES:
+            return
+        end = f"{self.text()}. The run ends after {self.count} refused groups (replay.filter.max_refused={self._limit}"
+        if self.is_solved:
+            raise TasksSolvedError(f"{end})")
+        if self._counted < self.count * EPISODES:
+            end += f", where {EPISODES} episodes of groups that failed alike count as one group"
+        raise TooManyFailuresError(f"{end}). Change what is needed, then run the same command again")

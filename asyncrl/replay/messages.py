@@ -26,8 +26,9 @@ from asyncrl.types import BatchPlan, RunIdentity, Task, Ticket
 from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer
 
 T = TypeVar("T")
-OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
-"""The outcomes of a request. For busy, refused and ended, the body of the reply is the reason.
+REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended", "solved")
+OK, NOTHING, OVER, BUSY, REFUSED, ENDED, SOLVED = REPLIES
+"""The outcomes of a request. For busy, refused, ended and solved, the body of the reply is the reason.
 
 - ok: the request is done.
 - nothing: there is nothing to give yet.
@@ -35,6 +36,7 @@ OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "b
 - busy: the client must send the request again later.
 - refused: the request had no effect.
 - ended: the run must end because of too many failures.
+- solved: the run must end, since the policy solves its tasks.
 """
 MAX_FRAMES = 8192
 
@@ -122,7 +124,7 @@ def encode_reply(kind: str, sequence: int, reply: Reply) -> list[Buffer]:
 
 
 def encode_reason(kind: str, sequence: int, reason: str) -> list[Buffer]:
-    """The frames of a BUSY, REFUSED or ENDED reply. A long reason is cut."""
+    """The frames of a BUSY, REFUSED, ENDED or SOLVED reply. A long reason is cut."""
     return encode_reply(kind, sequence, Reply(cut(reason, MAX_REASON_CHARS)))
 
 

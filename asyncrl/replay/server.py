@@ -23,17 +23,26 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from shutil import disk_usage
 
 import lmdb
 import zmq
 
-from asyncrl.errors import AsyncrlError, BusyError, RunOverError, StoreError, TooManyFailuresError, WireError
+from asyncrl.errors import (
+    AsyncrlError,
+    BusyError,
+    RunOverError,
+    StoreError,
+    TasksSolvedError,
+    TooManyFailuresError,
+    WireError,
+)
 from asyncrl.machine.activity import Activity
+from asyncrl.machine.files import when_there_is_room
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.call_thread import CallThread
+from asyncrl.replay.environment import lacks_room, no_room_as_os_error
 from asyncrl.replay.messages import (
     BUSY,
     ENDED,
@@ -41,6 +50,7 @@ from asyncrl.replay.messages import (
     OK,
     OVER,
     REFUSED,
+    SOLVED,
     Call,
     Reply,
     decode_request,
@@ -66,8 +76,6 @@ COMMIT_S, MAX_COMMIT_S = 0.002, 0.032
 receiving it. While none arrives, the interval doubles up to MAX_COMMIT_S."""
 REPORT_S = 5.0
 PATIENCE_S = 1.0
-NO_ROOM_BYTES = 1 << 20
-"""The free space below which a full disk counts as the cause of a failed commit."""
 
 Frames = list[Buffer]
 Received = tuple[bytes, Call]
@@ -124,11 +132,10 @@ class ReplayServer:
         self._undelivered = Throttled(log, "a requester has left, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set, or until the run is over.
+        """Serve until `stop` is set, or until the run is over. Waits while the disk has no room to begin.
 
-        Raises StoreError: the store is damaged."""
-        with self._store.transaction() as tx:
-            self._service.start(tx)
+        Raises StoreError: the store is damaged; StoppedError: `stop` was set before there was room."""
+        when_there_is_room(self._start, stop, f"the store {self._store.path}")
         with CallThread(self._handle, "store") as turn:
             pause = COMMIT_S
             self._activity.enter("serve")
@@ -148,6 +155,10 @@ class ReplayServer:
                     pause = COMMIT_S
             if turn.busy and (done := turn.result()) is not None:
                 self._finish(done)
+
+    def _start(self) -> None:
+        with no_room_as_os_error(self._store.path), self._store.transaction() as tx:
+            self._service.start(tx)
 
     def turn(self) -> None:
         """Receive, apply, commit and answer the requests that have arrived. In contrast, `run` receives the next
@@ -284,6 +295,8 @@ class ReplayServer:
         except TooManyFailuresError as error:
             self._ends.say(error)
             return encode_reason(ENDED, call.sequence, str(error))
+        except TasksSolvedError as error:
+            return encode_reason(SOLVED, call.sequence, str(error))
         except RunOverError:
             return encode_reply(OVER, call.sequence, Reply())
         except AsyncrlError as error:
@@ -356,9 +369,8 @@ class ReplayServer:
         elif isinstance(error, lmdb.MapFullError):
             reason = "the store is full; see replay.max_store_gb"
         else:
-            # LMDB reports an input/output error if only a part of a commit fitted on the disk.
-            full = isinstance(error, lmdb.DiskError) or disk_usage(self._store.path).free < NO_ROOM_BYTES
-            why = "there is no room on its disk" if full else str(error)
+            full = lacks_room(error, self._store.path)
+            why = "there is no room on its disk (make some, and the run goes on)" if full else str(error)
             reason = f"the store {self._store.path} cannot commit: {why}"
         self._service.put_off(reason)
         return reason

@@ -114,6 +114,7 @@ class ReplayService:
         self._scorers.resume(tx)
         self._limits[EPISODES].resume(tx.counter("accepted") + tx.counter("accepted_evaluations"))
         self._limits[SCORINGS].resume(tx.counter("labelled"))
+        self._filter_limit.resume(tx.count("plans") > 0)
 
     def _pin(self, tx: Transaction) -> None:
         """Record the run and the settings on which the store's records depend, or compare them with the recorded

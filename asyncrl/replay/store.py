@@ -18,7 +18,14 @@ from typing import IO
 
 from asyncrl.errors import StoreError
 from asyncrl.replay import images
-from asyncrl.replay.environment import ADVICE, OTHER_VERSION, clear_errors, open_environment
+from asyncrl.replay.environment import (
+    ADVICE,
+    OTHER_VERSION,
+    READERS_FILE,
+    clear_errors,
+    no_room_as_os_error,
+    open_environment,
+)
 from asyncrl.replay.transaction import Transaction
 
 TABLES = (
@@ -52,8 +59,6 @@ READER_MAP_BYTES = 1 << 42
 LOCK_FILE = "in-use"
 """The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
-READERS_FILE = "lock.mdb"
-"""LMDB's table of readers. Each reader adds itself to it, and a writer keeps the pages that readers still read."""
 ENDPOINT_FILE = "endpoint"
 """The file with the address of the replay that serves the store, or served it last."""
 RETRY_S = 0.01
@@ -65,7 +70,7 @@ class Store:
     distinguished.
 
     Raises StoreError: the folder cannot be opened as a store, or another process still has it open after `patience_s`
-    seconds. Transactions also raise StoreError if they find damage.
+    seconds; OSError: the disk is full. Transactions also raise StoreError if they find damage.
     """
 
     def __init__(self, path: Path, max_bytes: int, durable: bool, patience_s: float = 1.0) -> None:
@@ -79,6 +84,12 @@ class Store:
                 self._lock.close()
                 raise StoreError(f"the store {path} is open in another process; stop that process first")
             time.sleep(RETRY_S)
+        with contextlib.ExitStack() as locked:
+            locked.callback(self._lock.close)
+            self._open(path, max_bytes, durable)
+            locked.pop_all()
+
+    def _open(self, path: Path, max_bytes: int, durable: bool) -> None:
         file = path / "data.mdb"
         if self._was_made() and (not file.exists() or file.stat().st_size == 0):
             # Without this check, LMDB would create an empty store, and the run would start from the beginning.
@@ -86,15 +97,16 @@ class Store:
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
         )
-        if not self._was_made():
-            self._lock.write(MADE)
-            self._lock.flush()
-            os.fsync(self._lock.fileno())
-        with _closed_on_error(self), self.transaction() as tx:
-            if not tx.count("meta"):  # It is new.
-                tx.put("meta", "identity", uuid.uuid4().hex)
-                tx.set("format", FORMAT)
-            _check_format(path, tx)
+        with _closed_on_error(self):
+            with no_room_as_os_error(path), self.transaction() as tx:
+                if not tx.count("meta"):  # It is new.
+                    tx.put("meta", "identity", uuid.uuid4().hex)
+                    tx.set("format", FORMAT)
+                _check_format(path, tx)
+            if not self._was_made():
+                self._lock.write(MADE)
+                self._lock.flush()
+                os.fsync(self._lock.fileno())
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:

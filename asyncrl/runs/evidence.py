@@ -20,9 +20,10 @@ MOST_ACTORS = 64
 ACTOR_ROWS = 60
 """The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
 SCORER_ROWS = 12
-STALE_S = 60.0
-"""An actor counts as ended, and is left out, if its newest row is more than this many seconds older than the newest row
-of all actors."""
+STALE_S, STALE_VERSIONS = 60.0, 3
+"""An actor counts as ended, and is left out, if its newest row is too old in two ways, compared with the newest row of
+all actors: by STALE_S, and by STALE_VERSIONS of the policy that it served. The time alone is no evidence, since a
+host's clock may be ahead. The version alone is none either: small runs train many steps between two rows."""
 TRUNCATED = (("truncated",), ("episodes",))
 MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
 """Each is two groups of an actor's counters. A share is the sum of the first group, divided by that of the second."""
@@ -108,8 +109,14 @@ def _of_actors(run: Run) -> list[list[Row]]:
     names = run.roles("actor-*")
     chosen = names[:: -(-len(names) // MOST_ACTORS) or 1]
     found = [rows for name in chosen if (rows := run.newest_rows(name, ACTOR_ROWS))]
-    newest = max((rows[-1]["time"] for rows in found), default=0.0)
-    return [rows for rows in found if newest - rows[-1]["time"] <= STALE_S]
+    newest_s = max((rows[-1]["time"] for rows in found), default=0.0)
+    # An actor logs each row at the version that it serves.
+    newest_version = max((rows[-1]["step"] for rows in found), default=0)
+    return [
+        rows
+        for rows in found
+        if newest_s - rows[-1]["time"] <= STALE_S or newest_version - rows[-1]["step"] <= STALE_VERSIONS
+    ]
 
 
 def recent_counts(

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.transaction import Transaction
 from asyncrl.text import kind_of
+
+EPISODE, SCORING, SKIPPED_PLAN = KINDS = ("episode", "scoring", "skipped plan")
+"""The kinds of dead letters, by what was given up. Letters of episodes have no trajectory."""
+GIVEN_UP = "given up"
+"""The word for trajectories that are dead letters: they could not be scored, or were left out by hand."""
+
+
+def count_letters(tx: Transaction) -> Counter[str]:
+    """Count the dead letters of a store by their kind."""
+    return Counter(_kind(tx, name, letter) for name, letter in DeadLetter.all(tx))
+
+
+def _kind(tx: Transaction, name: str, letter: DeadLetter) -> str:
+    if letter.scoring:
+        return SCORING
+    return SKIPPED_PLAN if tx.size(TrajectoryRecord.table, name) else EPISODE
+
+
+def shown_end(name: str) -> str:
+    """The word for a final state of trajectories. "Dead" would also be the word for failed attempts at episodes."""
+    return GIVEN_UP if name == TrajectoryState.DEAD else name
 
 
 @dataclass(frozen=True)

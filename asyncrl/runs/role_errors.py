@@ -15,8 +15,9 @@ from datetime import datetime
 from pathlib import Path
 
 from asyncrl.machine.files import DISK_IS_FULL
+from asyncrl.network.throttle import LEFT_OUT
 from asyncrl.runs.lines import LineFile, LineSpan, open_lines
-from asyncrl.text import shortened
+from asyncrl.text import duration, shortened
 
 LONGEST_ERROR = 300
 MOST_KINDS = 100
@@ -31,6 +32,7 @@ _ERROR = re.compile(_LINE % rb"(?:ERROR|CRITICAL)")
 _OTHER = re.compile(_LINE % rb"(?:INFO|WARNING)")
 _FULL = re.compile(rf"{re.escape(DISK_IS_FULL)}(.+) waits for room \(")
 _NUMBER = re.compile(r"\d+")
+_LEFT_OUT = re.compile(re.escape(LEFT_OUT).replace(r"\{\}", r"(\d+)"))
 
 
 @dataclass(slots=True)
@@ -46,6 +48,10 @@ class RoleError:
     def __str__(self) -> str:
         times = f" ({self.count} times)" if self.count > 1 else ""
         return f"{self.role}: {self.text}{times}"
+
+    def aged(self, now: float) -> str:
+        """The error with its age at `now`, in seconds since 1970."""
+        return f"{self}, {duration(max(0.0, now - self.at))} ago"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ class RoleErrors:
                     continue
                 with open_lines(path) as file:
                     for text, at in self._errors(path, file) if file is not None else ():
-                        self._count(path.stem, text, at)
+                        left_out = _LEFT_OUT.search(text)
+                        self._count(path.stem, _LEFT_OUT.sub("", text), at, 1 + int(left_out[1] if left_out else 0))
         return [error for kind, error in self._found.items() if kind not in before]
 
     def _has_more(self, path: Path) -> bool:
@@ -148,14 +155,14 @@ class RoleErrors:
         if said is not None and said[2].decode(errors="replace").startswith(f"{self._waits[role].what} is "):
             del self._waits[role]
 
-    def _count(self, role: str, text: str, at: float) -> None:
+    def _count(self, role: str, text: str, at: float, times: int) -> None:
         kind = role, _NUMBER.sub("#", text)
         if kind not in self._found:
             if self._kinds[role] == MOST_KINDS:
                 return
             self._kinds[role] += 1
         error = self._found.setdefault(kind, RoleError(role, text))
-        error.text, error.count, error.at = text, error.count + 1, at
+        error.text, error.count, error.at = text, error.count + times, at
 
 
 def _seconds(stamp: bytes) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from asyncrl.config.changes import ConfigChange, by_key
-from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SUMMARY_FILE
+from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SOLVED_FILE, SUMMARY_FILE
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.machine.owner import owner_of
@@ -31,6 +32,8 @@ from asyncrl.runs.lines import LineFile, Row, Tail, each_line, each_row, measure
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.trace.reading import Trace
 
+COMPLETE = ("done", "solved")
+"""The results of a run that has nothing left to train, and has exported its model."""
 STORE = "replay"
 """The folder in a run's folder with the stores of its replay."""
 
@@ -38,6 +41,8 @@ _FileState = tuple[int, int, int]
 
 # The loader in C is several times faster. Both load plain values only.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_HALF_PAIR = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
+"""An escaped half of a surrogate pair."""
 
 
 class Run:
@@ -101,7 +106,10 @@ class Run:
         try:
             return yaml.load(text, _LOADER)
         except yaml.YAMLError:
-            # The loader in C refuses half of a surrogate pair, which a name may have.
+            # The loader in C refuses half of a surrogate pair, which a name may have. The other loader takes a second
+            # for lists in very many lists.
+            if not _HALF_PAIR.search(text):
+                raise
             return yaml.safe_load(text)
 
     @contextmanager
@@ -120,11 +128,18 @@ class Run:
         return False
 
     def end(self) -> str:
-        """The result that the launcher wrote at the end of the run: done, stopped or failed. Empty while the run is
-        running, and if no launcher wrote a result.
+        """The result that the launcher wrote at the end of the run: done, solved (the policy solves the tasks, so that
+        nothing is left to learn), stopped or failed. Empty while the run is running, and if no launcher wrote a result.
         """
         result = "" if self.is_running() else self.summary().get("result")
         return result if isinstance(result, str) else ""
+
+    def solved(self) -> str:
+        """The sentence with which the learner ended the run because the policy solves the tasks; empty if it did
+        not."""
+        with suppress(FileNotFoundError):
+            return (self.folder / SOLVED_FILE).read_text(errors="replace")
+        return ""
 
     def summary(self) -> Mapping[str, Any]:
         """The summary that the launcher wrote when the run ended last; empty if it wrote none."""

@@ -129,12 +129,13 @@ def _evaluation(now: Situation) -> list[Wait]:
 
 def _stopped(shard: ShardNow, now: Situation) -> Wait | None:
     """The reason why a shard of the replay does not answer or postpones requests; `None` if it works."""
+    if shard.answers and shard.busy:
+        # Its heartbeat may say less: on a full disk it cannot be written.
+        return Wait(shard.name, f"postpones requests: {shard.busy}", fault=True)
     role = now.roles.get(shard.name)
     if role is not None and (stopped := _not_working(role, now)):
         return stopped
-    if not shard.answers:
-        return Wait(shard.name, "does not answer", fault=True)
-    return Wait(shard.name, f"postpones requests: {shard.busy}", fault=True) if shard.busy else None
+    return None if shard.answers else Wait(shard.name, "does not answer", fault=True)
 
 
 def _failing(shard: ShardNow) -> Wait:

@@ -19,7 +19,6 @@ from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import (
     ENDS,
     LIVE,
-    DeadLetter,
     GroupRecord,
     ReadyGroup,
     TicketRecord,
@@ -29,6 +28,7 @@ from asyncrl.replay.records import (
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
 from asyncrl.replay.transaction import Transaction
 from asyncrl.runs.evidence import read_evidence
+from asyncrl.runs.failures import count_letters
 from asyncrl.runs.health import judge
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress, newest_shares
@@ -84,7 +84,7 @@ def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
         "planned_trajectories": _planned_lags(tx),
         "actors": Counter(tx.holders("held")),
         "scorers": Counter(tx.holders("leased")),
-        "dead_letters": Counter(_what_failed(tx, name, dead) for name, dead in DeadLetter.all(tx)),
+        "dead_letters": count_letters(tx),
         "evicted": Counter({TOO_OLD: tx.counter(TrajectoryState.EVICTED)}),
         "filtered": Counter({name.partition("/")[2]: count for name, count in tx.counters("filtered/").items()}),
         "groups": groups,
@@ -92,12 +92,6 @@ def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
     totals = {**counters(tx), "live_bytes": tx.live_bytes()}
     totals |= {name: totals[name] + count for name, count in kept.items()}
     return StoreSummary(totals, counts, steps, _oldest(at_work), tx.counter("learner_step"))
-
-
-def _what_failed(tx: Transaction, name: str, dead: DeadLetter) -> str:
-    if dead.scoring:
-        return "scoring"
-    return "skipped plan" if tx.size(TrajectoryRecord.table, name) else "episode"
 
 
 def join(shards: Sequence[StoreSummary]) -> StoreSummary:
@@ -240,6 +234,8 @@ def _ended(run: Run) -> str:
     match run.end():
         case "done":
             return f"the run is done: {report}"
+        case "solved":
+            return f"the run has solved its tasks: {report}"
         case "stopped" | "failed" as result:
             ended = "has stopped" if result == "stopped" else "failed"
             return f"the run {ended}: asyncrl resume {folder} continues it, and {report}"

@@ -27,11 +27,11 @@ from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.runs.elapsed import elapsed_s
 from asyncrl.runs.evidence import MOST_STEPS, read_evidence, recent_shares
-from asyncrl.runs.failures import FailureGroup, group_failures
+from asyncrl.runs.failures import KINDS, FailureGroup, count_letters, group_failures, shown_end
 from asyncrl.runs.health import judge
 from asyncrl.runs.lines import decoded, finite
 from asyncrl.runs.role_errors import RoleErrors
-from asyncrl.runs.run import Run
+from asyncrl.runs.run import COMPLETE, Run
 from asyncrl.runs.shares import totals, waited_for
 from asyncrl.runs.trends import averaged_steps, values_of
 from asyncrl.text import duration, json_text, printable
@@ -62,7 +62,8 @@ class Change:
 class RunSummary:
     """The results of a run.
 
-    - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
+    - `result` is done, solved, stopped or failed (running or unfinished in a report). `reason` says why the run failed,
+      or why its tasks count as solved.
     - `steps` is the number of trained steps. The newest checkpoint covers the first `steps_kept` of them; a resumed run
       repeats the others.
     - `reward`, `outcome` and `entropy` are means over the first and over the last `averaged` steps; `None` without any
@@ -70,7 +71,9 @@ class RunSummary:
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
       the entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
     - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
-    - `failures` counts failed attempts at episodes and at their scoring.
+    - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
+    - `dead_letters` counts the dead letters that are kept, by their kind. Those of scorings and of skipped plans are
+      the trajectories that were given up.
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
     - `changes` are the keys of the configuration that changed when the run resumed, each with the first step that used
       the new value.
@@ -98,6 +101,7 @@ class RunSummary:
     held_out: dict[str, Change]
     trajectories: dict[str, int]
     failures: dict[str, int]
+    dead_letters: dict[str, int]
     reasons: dict[str, int]
     shares: dict[str, float]
     warnings: list[str]
@@ -176,11 +180,13 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
     failures: dict[str, int] = {}
+    kinds = Counter[str]()
     reasons: dict[str, int] = {}
     changes: list[str] = []
     try:
         with run.stored() as stored:
             counts, letters = stored.counters(), stored.dead_letters()
+            kinds = sum(stored.each(count_letters), kinds)
             changes = [f"{each.text} from step {each.step}" for each in stored.changes()]
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
@@ -191,6 +197,8 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         reasons = _frequent(group_failures(letters))
         newest = _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else ""
         evidence = replace(evidence, counts=counts, newest_failure=newest)
+    if result == "solved":
+        evidence = replace(evidence, solved=reason)
     health = judge(evidence)
     return RunSummary(
         run=str(run_dir),
@@ -206,16 +214,17 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         held_out=_held_out(run),
         trajectories=trajectories,
         failures=failures,
+        dead_letters={name: kinds[name] for name in KINDS},
         reasons=reasons,
         changes=changes,
         errors=_errors(run),
         elapsed_s=round(elapsed_s(run), 1),
         shares=recent_shares(evidence.actors),
         warnings=[*health.warnings, *warnings],
-        remarks=health.remarks,
+        remarks=[remark for remark in health.remarks if remark != reason],
         speed=_speed(run, steps) if steps.trained else {},
-        files=files_of(run, result == "done"),
-        next=_next(run, result == "done", bool(reasons), resume),
+        files=files_of(run, result in COMPLETE),
+        next=_next(run, result, bool(reasons), resume),
     )
 
 
@@ -226,7 +235,7 @@ def _errors(run: Run) -> list[str]:
 
 
 def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
-    ends = {state.value: counts[state] for state in ENDS if state is not TrajectoryState.EVALUATED}
+    ends = {shown_end(state.value): counts[state] for state in ENDS if state is not TrajectoryState.EVALUATED}
     ends[TrajectoryState.TRAINED.value] += kept
     return {**ends, "unused": counts["accepted"] - sum(ends.values())}
 
@@ -272,13 +281,14 @@ def files_of(run: Run, done: bool) -> dict[str, str]:
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 
 
-def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
+def _next(run: Run, result: str, failures: bool, resume: str) -> list[str]:
     folder = quoted(run.folder)
     look = [f"list {folder} --sort reward", *([f"dead-letters {folder}"] if failures else [])]
     asyncrl = runnable()
     use = [f"{asyncrl} evaluate {folder}", f"{asyncrl} export {folder}"]
     looks = [f"{asyncrl} report {folder}", *(f"{asyncrl} inspect {command}" for command in look)]
-    return [*([] if done else [resume]), *looks, *(use if done else [])]
+    complete = result in COMPLETE
+    return [*([] if complete else [resume]), *looks, *(use if complete else [])]
 
 
 def quoted(path: Path) -> str:
@@ -304,6 +314,8 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
             steps += f", {summary.steps_kept} of them in the newest checkpoint"
         steps += "; the same command resumes it"
     rows = [("result", f"{summary.result} after {steps}")]
+    if summary.result == "solved":
+        rows.append(("solved", summary.reason))
     if summary.reward and summary.outcome:
         span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
         rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]
@@ -318,6 +330,9 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("trajectories", ", ".join(f"{count} {end}" for end, count in summary.trajectories.items())))
     if any(summary.failures.values()):
         rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
+    if count := sum(summary.dead_letters.values()):
+        parts = ", ".join(f"{of_kind} of {kind}s" for kind, of_kind in summary.dead_letters.items())
+        rows.append(("dead letters", f"{count}: {parts}"))
         rows += [("", f"{count} x {reason}") for reason, count in summary.reasons.items()]
     rows.append(("elapsed", duration(summary.elapsed_s)))
     if speed := summary.speed:

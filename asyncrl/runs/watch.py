@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from asyncrl.errors import StoreError
+from asyncrl.replay.environment import NO_ROOM_BYTES
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.advice import advise
 from asyncrl.runs.elapsed import newest_start
@@ -30,6 +33,11 @@ from asyncrl.runs.status import StatusSample, sample
 GIVE_UP_S = 2.0
 
 
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk of a folder."""
+    return disk_usage(folder).free
+
+
 @dataclass(frozen=True, slots=True)
 class Stalls:
     """The reasons why a run waits.
@@ -37,7 +45,7 @@ class Stalls:
     - `waits`: the chain of waits;
     - `advice`: sentences for the user; `None` after too few steps, and while a fault stops the run;
     - `faults`: the roles that are silent or down, by name;
-    - `errors`: the newest errors in the logs of roles.
+    - `errors`: the newest errors in the logs of roles, each with its age.
     """
 
     waits: Sequence[Wait] = ()
@@ -62,10 +70,12 @@ class Stalls:
 
 
 class StallReader:
-    """Reads the stalls of a run. `clock` gives seconds since 1970."""
+    """Reads the stalls of a run. `clock` gives seconds since 1970, and `free` the free bytes of a folder's disk."""
 
-    def __init__(self, run: Run, clock: Callable[[], float] = time.time) -> None:
-        self._run, self._clock = run, clock
+    def __init__(
+        self, run: Run, clock: Callable[[], float] = time.time, free: Callable[[Path], int] = free_bytes
+    ) -> None:
+        self._run, self._clock, self._free = run, clock, free
         self._roles, self._errors = RolesReader(run, clock), RoleErrors(run.folder, most_bytes=RECENT_BYTES)
 
     def read(self, now: StatusSample | None, settings: ViewSettings | None) -> Stalls:
@@ -83,23 +93,29 @@ class StallReader:
         errors = self.errors()
         waits = chain(seen_now)
         if supervised and not (waits and waits[-1].fault):
-            waits += self._room_waits()
+            waits = self._with_room_wait(waits)
         # If a role is at fault, the others are idle because of it, and the advice would be wrong.
         held_up = any(wait.fault for wait in waits)
         return Stalls(waits, None if held_up else advice, faults(seen_now), errors)
 
     def errors(self) -> list[str]:
-        """The newest errors in the logs of the run's roles."""
+        """The newest errors in the logs of the run's roles, each with its age."""
         self._errors.read()
-        return [str(error) for error in self._errors.newest(newest_start(self._run), self._clock())]
+        now = self._clock()
+        return [error.aged(now) for error in self._errors.newest(newest_start(self._run), now)]
 
-    def _room_waits(self) -> list[Wait]:
-        """The role that has waited for room on a disk for longest, as a link of a chain."""
+    def _with_room_wait(self, waits: Sequence[Wait]) -> list[Wait]:
+        """The chain, down to the role that has waited for room on a disk for longest. If no log names such a role, but
+        the run's disk is full, the chain ends with this: on a full disk, a log cannot be written either."""
         found = sorted(self._errors.waits_since(newest_start(self._run)), key=lambda wait: wait.since)
-        return [
-            Wait(each.role, f"waits for room on the disk to write {each.what}", self._clock() - each.since, fault=True)
-            for each in found[:1]
-        ]
+        for each in found[:1]:
+            what, seconds = f"waits for room on the disk to write {each.what}", self._clock() - each.since
+            others = [wait for wait in waits if wait.who != each.role]  # It does nothing else.
+            return [*others, Wait(each.role, what, seconds, fault=True)]
+        if waits and (free := self._free(self._run.folder)) < NO_ROOM_BYTES:
+            full = f"the disk of {self._run.folder} is full, {free} bytes are left (make room, and the run goes on)"
+            return [*waits, Wait("", full, fault=True)]
+        return list(waits)
 
 
 class RunWatch:

@@ -3,9 +3,12 @@
 Such code may run forever, block the interpreter in a regular expression, use up the memory, or crash. None of that may
 stop the scorer or become a reward.
 
-If a request takes too long, the process that runs it writes its stack to stderr and ends itself. If it does not, the
-scorer kills it. The scorer also measures the memory of the process. A memory limit set inside the process
-would raise a MemoryError in the code, and the code might treat this error as a wrong answer.
+If a request takes too long, the process that runs it writes its stacks and ends itself. If it does not, the scorer
+kills it. A process that crashes writes its stacks, too. The scorer logs the stacks, and its error names the line of the
+user's code.
+
+The scorer also measures the memory of the process. A memory limit set inside the process would raise a MemoryError in
+the code, and the code might treat this error as a wrong answer.
 """
 
 from __future__ import annotations
@@ -21,15 +24,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from tempfile import mkstemp
 from typing import Any, TypeVar
 
 import psutil
 
 from asyncrl import wire
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
+from asyncrl.machine.child import Guarded
+from asyncrl.text import line_in_stacks, reason_of
 from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -50,6 +57,9 @@ refused because of this variable. Otherwise processes would start further proces
 _WATCH_S = 0.1
 """Seconds between two measurements of memory. If a request is answered sooner, its memory is never measured."""
 
+_MOST_STACKS = 1 << 18
+"""The bytes of stacks that are read."""
+
 Answer = Callable[[Sequence[Message], float], Message]
 """Answers a request, which consists of several messages. The second argument is the deadline for the answer, on the
 clock `time.monotonic`. An exception ends the process."""
@@ -62,15 +72,32 @@ class Limits:
     - `judge`: what error messages call the code, for example "the rule"
     - `timeout_s`: the limit in seconds; `timeout_key`: its configuration key
     - `memory_mb`: how far the memory of the process and its descendants may grow beyond its size before the first
-      request
+      request; None: without limit
     - `start_timeout_s`: the limit for the start of a process
     """
 
     judge: str
     timeout_s: float
     timeout_key: str
-    memory_mb: int
+    memory_mb: int | None
     start_timeout_s: float = START_TIMEOUT_S
+
+
+class EndedError(ScoringError):
+    """The process of a request ended before it answered.
+
+    - `overran`: true if the request took too long
+    - `line`: the line of the user's code that ran then; empty if it is unknown
+    """
+
+    def __init__(self, reason: str, overran: bool, line: str) -> None:
+        super().__init__(reason)
+        self.overran = overran
+        self.line = line
+
+
+class SlowStartError(ConfigError):
+    """A process took too long to start."""
 
 
 class JudgePool:
@@ -78,32 +105,40 @@ class JudgePool:
     receives `settings`.
 
     The first process starts at once, to report code that cannot be loaded. The other processes start when they are
-    needed.
+    needed. With `starts_later`, the first process starts with the first request, too, in the background.
 
     Raises ConfigError: the first process refuses its settings or does not start, or this process itself belongs to a
     pool.
     """
 
-    def __init__(self, program: str, settings: Mapping[str, Any], processes: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        program: str,
+        settings: Mapping[str, Any],
+        processes: int,
+        limits: Limits,
+        starts_later: bool = False,
+    ) -> None:
         if MARK in os.environ:
             raise ConfigError(
                 f"the module that has {limits.judge} scores episodes as soon as it is imported: move the code that "
                 'does so into a block that begins with if __name__ == "__main__":'
             )
         self._program = program
-        self._settings = settings
+        self._settings = {**settings, "judge": limits.judge}
         self._limits = limits
         self._lock = threading.Lock()
         self._running: set[_JudgeProcess] = set()
         self._closed = False
         self._threads = ThreadPoolExecutor(processes, limits.judge.replace(" ", "-"))
-        self._idle = [self._start()]
+        self._idle = [] if starts_later else [self._start()]
 
     def submit(self, messages: Sequence[Message], read: Callable[[Message], T]) -> Future[T]:
         """Send a request in the background. The future gets what `read` makes of the answer.
 
-        The future raises ScoringError if the code failed, overran a limit, or ended its process, and CancelledError if
-        the pool is closed first. Raises ScoringError: the pool is closed.
+        The future raises ScoringError if the code failed or overran a limit, and EndedError if its process ended. It
+        raises ConfigError if a process does not start, and CancelledError if the pool is closed first. Raises
+        ScoringError: the pool is closed.
         """
         try:
             return self._threads.submit(lambda: read(self._ask(messages)))
@@ -144,11 +179,15 @@ class JudgePool:
             process.send(messages)
             return process.receive(limits.timeout_s + GRACE_S, limits)
         except (EOFError, OSError) as error:
-            if time.monotonic() - started >= limits.timeout_s:
-                raise ScoringError(
-                    f"{limits.judge} took longer than {limits.timeout_key}={limits.timeout_s:g}"
-                ) from error
-            raise ScoringError(f"{limits.judge} ended its process") from error
+            overran = time.monotonic() - started >= limits.timeout_s
+            process.kill()
+            line = process.last_line(limits.judge)
+            reason = (
+                f"{limits.judge} took longer than {limits.timeout_key}={limits.timeout_s:g}"
+                if overran
+                else f"{limits.judge} ended its process{process.end}"
+            )
+            raise EndedError(f"{reason} ({line})" if line else reason, overran, line) from error
 
     def _start(self) -> _JudgeProcess:
         with self._lock:
@@ -162,9 +201,10 @@ class JudgePool:
                 raise ConfigError(str(reply.body["reason"]))
         except (EOFError, OSError) as error:
             self._end(process)
-            raise ConfigError(
-                f"the process that runs {self._limits.judge} did not start; its output says why"
-            ) from error
+            starting = f"the process that runs {self._limits.judge} did not start"
+            if isinstance(error, TimeoutError):
+                raise SlowStartError(f"{starting} within {self._limits.start_timeout_s:g} s") from error
+            raise ConfigError(f"{starting}; its output says why") from error
         except ConfigError:
             self._end(process)
             raise
@@ -180,16 +220,23 @@ class JudgePool:
 class _JudgeProcess:
     """A process that runs `serve`, and the pipe to the process. The pipe carries messages in the wire format.
 
-    The process leads its own session, so that all processes that its code has started are killed with it.
+    The process leads its own session, so that all processes that its code has started are killed with it. A guard kills
+    them if this process ends.
     """
 
     def __init__(self, program: str, settings: Mapping[str, Any]) -> None:
         self._pipe, theirs = Pipe()
-        fd = theirs.fileno()
+        self._held = ExitStack()
+        self._stacks, name = mkstemp(prefix="asyncrl-stacks-")
+        self._held.callback(os.close, self._stacks)
+        Path(name).unlink()
+        files = [theirs.fileno(), self._stacks]
         # The new process looks for modules where this process does.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
-        command = [sys.executable, "-m", program, str(fd)]
-        self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
+        guard = self._held.enter_context(Guarded([sys.executable, "-m", program, *map(str, files)]))
+        self._process = subprocess.Popen(
+            guard.command, pass_fds=[*files, *guard.files], env=environment, start_new_session=True
+        )
         self._memory_before = 0
         theirs.close()
         # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
@@ -214,11 +261,15 @@ class _JudgeProcess:
         `limits` allow.
         """
         deadline = time.monotonic() + timeout_s
+        most = None if limits is None else limits.memory_mb
         while not self._pipe.poll(max(0.0, min(_WATCH_S, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise TimeoutError
-            if limits is not None and self._memory() - self._memory_before > limits.memory_mb << 20:
-                raise ScoringError(f"{limits.judge} took more than scoring.rule_memory_mb={limits.memory_mb}")
+            # The guard has a copy of the pipe, so that the pipe does not end with the process.
+            if self._process.poll() is not None and not self._pipe.poll():
+                raise EOFError
+            if limits is not None and most is not None and self._memory() - self._memory_before > most << 20:
+                raise ScoringError(f"{limits.judge} took more than scoring.rule_memory_mb={most}")
         return wire.decode(wire.split(self._pipe.recv_bytes()))
 
     def kill(self) -> None:
@@ -232,7 +283,25 @@ class _JudgeProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
+    def last_line(self, judge: str) -> str:
+        """The line of the user's code that ran when the process ended; empty if it is unknown. Logs the stacks that the
+        process wrote."""
+        stacks = os.pread(self._stacks, _MOST_STACKS, 0).decode(errors="replace")
+        if stacks:
+            logger.warning("the stacks of the process that ran %s:\n%s", judge, stacks.rstrip())
+        return line_in_stacks(stacks)
+
+    @property
+    def end(self) -> str:
+        """The way in which a killed process had ended before, as the end of a sentence; empty if it is unknown."""
+        status = self._process.returncode
+        if status >= 0:
+            return f" with status {status}"
+        # The process also kills itself by SIGKILL, after an error that its log has.
+        return "" if status == -signal.SIGKILL else f" by {signal.Signals(-status).name}"
+
     def close(self) -> None:
+        self._held.close()
         self._pipe.close()
 
     def _memory(self) -> int:
@@ -263,20 +332,22 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
     """Answer each request from the pipe until the pipe is closed. Then kill all processes of the session, including
     this process.
 
-    `arguments`, from the command line, hold the pipe's file descriptor. The pipe's first message has the settings,
-    among them `timeout_s`, the limit of a request. `load` makes the answering function from the settings; a ConfigError
-    that `load` raises is sent to the scorer.
+    `arguments`, from the command line, hold the file descriptors of the pipe and of the file for stacks. The pipe's
+    first message has the settings, among them `timeout_s`, the limit of a request. `load` makes the answering function
+    from the settings; an error that `load` raises is sent to the scorer.
     """
     # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to this process too, which ignores
     # them, because the scorer may still need it.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
-    fd = int(arguments[0])
+    fd, stacks = map(int, arguments)
     # Processes that the code starts must not inherit the pipe, since they would hold it open.
-    os.set_inheritable(fd, False)
+    for each in (fd, stacks):
+        os.set_inheritable(each, False)
+    faulthandler.enable(stacks)
     try:
         with Connection(fd) as pipe, suppress(EOFError):
-            _serve(pipe, json.loads(pipe.recv_bytes()), load)
+            _serve(pipe, stacks, json.loads(pipe.recv_bytes()), load)
     except Exception:
         logger.exception("a process that runs users' code has failed")
     finally:
@@ -284,19 +355,29 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
         os.killpg(0, signal.SIGKILL)
 
 
-def _serve(pipe: Connection, settings: Mapping[str, Any], load: Callable[[Mapping[str, Any]], Answer]) -> None:
+def _serve(
+    pipe: Connection, stacks: int, settings: Mapping[str, Any], load: Callable[[Mapping[str, Any]], Answer]
+) -> None:
     """Make the function that answers, then answer requests without end. Raises EOFError: the pipe was closed."""
     try:
         answer = load(settings)
     except AsyncrlError as error:
         _send(pipe, failed(str(error)))
         return
+    except Exception as error:
+        logger.exception("a process that runs users' code cannot start")
+        _send(pipe, failed(reason_of(error)))
+        return
     _send(pipe, Message("ready"))
     while True:
         requests = [pipe.recv_bytes() for _ in range(int(pipe.recv_bytes()))]
-        faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
+        faulthandler.dump_traceback_later(settings["timeout_s"], exit=True, file=stacks)
         deadline = time.monotonic() + settings["timeout_s"]
-        reply = answer([wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests], deadline)
+        messages = [wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests]
+        try:
+            reply = answer(messages, deadline)
+        except SystemExit as error:
+            reply = failed(f"{settings['judge']} raised {reason_of(error)}")
         faulthandler.cancel_dump_traceback_later()
         # If stdout is a file, Python keeps the code's output in a buffer until this flush.
         sys.stdout.flush()

@@ -68,10 +68,17 @@ class Managers:
     all belong either to training or to evaluations. If a call fails, each of its groups is judged again in a separate
     call, so that only the faulty group fails.
 
-    Raises ConfigError: a manager cannot be made.
+    The process may take `start_timeout_s` to start. With `starts_later` it starts with the first call. Raises
+    ConfigError: a manager cannot be made.
     """
 
-    def __init__(self, config: ScoringConfig, policy: ModelConfig | None) -> None:
+    def __init__(
+        self,
+        config: ScoringConfig,
+        policy: ModelConfig | None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        starts_later: bool = False,
+    ) -> None:
         self._config = config.manager
         settings = {
             "managers": managers_by_source(config),
@@ -83,9 +90,9 @@ class Managers:
             config.manager.timeout_s,
             "scoring.manager.timeout_s",
             config.rule_memory_mb,
-            START_TIMEOUT_S,
+            start_timeout_s,
         )
-        self._pool = JudgePool(PROGRAM, settings, 1, limits)
+        self._pool = JudgePool(PROGRAM, settings, 1, limits, starts_later)
 
     def submit(self, groups: Sequence[Group]) -> list[list[Future[ManagerScore]]]:
         """See GroupJudge. `close` fails the groups that are not judged yet."""

@@ -3,8 +3,8 @@
 Every episode gets labels (see labels.py) or an error. An episode that cannot be scored does not affect others: if a
 model fails on a batch, the batch's members are scored one by one.
 
-If the server of a reward model seems to be unavailable, it is tested with an easy episode. If it answers, it is
-available, and the error counts as a failure of the episode that was to be scored.
+If the server of a reward model seems to be unavailable, it gets an easy episode as a test. If it answers the test, it
+is available. Its first error then counts as a failure of the episode that was to be scored.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class KindUnavailableError(ScoringError):
 
 
 class Scorer:
-    """Labels episodes. A lease fails if it names a kind of score that this Scorer cannot give, because the parameter
-    for it is None. Several threads may share one Scorer: it calls models from one thread at a time."""
+    """Labels episodes. A lease fails if it names a kind of score whose parameter is None. Several threads may share one
+    Scorer: it calls models from one thread at a time."""
 
     def __init__(
         self,
@@ -221,7 +221,9 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
     except AsyncrlError as error:
         return ScoringError(str(error))
     except CancelledError:
-        return ScoringError("the rules were closed before this episode was scored")
+        return ScoringError(
+            "the processes of the rules or of `scoring.steps` were closed before this episode was scored"
+        )
     except Exception as error:  # noqa: BLE001 - the worker logs it
         failed = ScoringError(reason_of(error))
         failed.__cause__ = error

@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from asyncrl.scoring.rules.base import completed, plain
 from asyncrl.scoring.rules.confined import Confinement, limit_memory
 from asyncrl.scoring.shaping import Scores
 from asyncrl.scoring.verifier import BACKSTOP
-from asyncrl.text import reason_of
+from asyncrl.text import line_of_function, reason_of, short_repr
 from asyncrl.types import LARGEST_FLOAT32, Task, Trajectory
 from asyncrl.wire import Message
 
@@ -67,7 +67,8 @@ class StepFunction:
         setting = f"scoring.steps={path}"
         self._function = imported(path, setting)
         self._names = _parameters(self._function, setting)
-        self._what = f"{setting}{_place(self._function)}"
+        line = line_of_function(self._function)
+        self._what = f"{setting} ({line})" if line else setting
         self._confinement = Confinement()
 
     def __call__(self, given: StepInput) -> list[float]:
@@ -89,9 +90,9 @@ class StepFunction:
         return self._read(result, len(given.texts))
 
     def _read(self, result: object, count: int) -> list[float]:
-        if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
+        if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping | Set):
             raise ScoringError(
-                f"{self._what} returned {result!r:.100}; it must return a list with one number for each step"
+                f"{self._what} returned {short_repr(result)}; it must return a list with one number for each step"
             )
         values = [plain(each) for each in result]
         if len(values) != count:
@@ -99,7 +100,8 @@ class StepFunction:
         for number, value in enumerate(values, 1):
             if not (isinstance(value, Real) and _is_finite(value)):
                 raise ScoringError(
-                    f"{self._what} returned {value!r:.100} for step {number} of {count}; it must be a finite float32"
+                    f"{self._what} returned {short_repr(value)} for step {number} of {count}; it must be a finite "
+                    "float32"
                 )
         return [float(value) for value in values]
 
@@ -124,12 +126,6 @@ def _parameters(function: Any, setting: str) -> list[str]:
     return names
 
 
-def _place(function: Any) -> str:
-    """The file and line of the function, in brackets; empty if the object has no code of its own."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
-
-
 class StepRewards:
     """Calls the function for up to `rule_processes` episodes at once. Each call may take `timeout_s` seconds and
     `rule_memory_mb` megabytes of memory.
@@ -147,7 +143,7 @@ class StepRewards:
         """Reward the K steps of an episode in the background. The future has the numbers, float32[K].
 
         The future raises ScoringError if the function failed, overran a limit, or ended its process, and CancelledError
-        if the pool is closed first. Raises ScoringError: the pool is closed.
+        if the pool is closed first. `submit` itself raises ScoringError if the pool is closed already.
         """
         message = wire.trajectory_message(given.trajectory)
         texts = {"texts": list(given.texts), "answer": given.answer, "full_answer": given.full_answer}

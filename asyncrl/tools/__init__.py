@@ -2,8 +2,8 @@
 
 This package keeps these promises (the numbers are those of docs/concepts.md):
 
-- 4, a failure is never a zero: a failed call of a tool is retried, and if it keeps failing, its episode fails
-  (`toolbox.py`). Failures of environments (`environments/environments.py`) and simulated users
+- 4, a failure is never a reward of zero: a failed call of a tool is retried, and if it keeps failing, its episode
+  fails (`toolbox.py`). Failures of environments (`environments/environments.py`) and simulated users
   (`interactions/users.py`) fail the episode, too.
 - Every tool that an episode has opened is released exactly once (`toolbox.py`).
 

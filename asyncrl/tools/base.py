@@ -52,9 +52,10 @@ class Service(Protocol):
 class Tool(ABC):
     """One tool in one episode. `schema` is the OpenAI function object: name, description, parameters.
 
-    Each episode that offers the tool has its own instance. `execute` may raise ToolRefusal: the policy reads its text,
-    and the episode continues. If `execute` raises anything else or takes too long, the tool itself has failed. Then the
-    call is retried. If it fails too often, the episode fails. A failed episode has no reward, not a reward of zero.
+    Each episode that offers the tool has its own instance. `execute` may raise ToolRefusal: the policy reads the
+    exception's text, and the episode continues. If `execute` raises anything else or takes too long, the tool itself
+    has failed. Then the call is retried. If it fails too often, the episode fails. A failed episode has no reward, not
+    a reward of zero.
 
     Several calls of one turn run at the same time. All methods run on the event loop: use `asyncio.to_thread` for code
     that blocks.
@@ -83,7 +84,7 @@ class Tool(ABC):
     def configured(cls, actor: ActorConfig) -> type[Tool]:
         """The class for a run: this one, or a subclass with values of the configuration and shared resources.
 
-        Raises ConfigError.
+        Raises ConfigError: the configuration of the tool is invalid.
         """
         return cls
 

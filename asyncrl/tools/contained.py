@@ -24,7 +24,7 @@ async def contained(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await call()
     except SystemExit as end:
-        raise EscapeError(f"it ended the program: SystemExit({end.code!r})") from end
+        raise EscapeError(f"it tried to end the program: SystemExit({end.code!r})") from end
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -1,4 +1,4 @@
-"""The tool `fetch`: the text of a web page, without a browser, from the hosts that `actor.fetch.hosts` allows.
+"""The tool `fetch`: gets the text of web pages from the hosts that `actor.fetch.hosts` allows, without a browser.
 
 Requests and redirections go only to public addresses of allowed hosts (`network.public`). If a URL is wrong or not
 allowed, the policy reads the reason. If a server fails, the tool has failed.
@@ -34,9 +34,10 @@ _ENTRY = re.compile(r"(\*\.)?([^\s/:@*?#\[\]]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5
 
 
 class AllowedHosts:
-    """The hosts of `actor.fetch.hosts`: `HOST`, or `*.HOST` for all hosts below it, with or without `:PORT`.
+    """The hosts of `actor.fetch.hosts`: `HOST`, or `*.HOST` for all subdomains of HOST, with or without `:PORT`.
 
-    Without a port, the default ports of http and https are allowed. Raises ConfigError.
+    Without a port, the default ports of http and https are allowed. Raises ConfigError: there is no entry, or an entry
+    is malformed.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
@@ -99,7 +100,8 @@ class PageReader:
 
 
 class FetchPage(Tool):
-    """Fetches pages in parts. The last page is kept, so that its parts come from one text."""
+    """Fetches pages, and returns a long one in parts. The last page is kept, so that all its parts come from the same
+    text."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "fetch",

@@ -50,7 +50,7 @@ def page_text(fetched: Fetched) -> str:
         return html_text(fetched.body, fetched.charset)
     if kind.startswith("text/") or kind in TEXT_TYPES or kind.endswith(TEXT_SUFFIXES):
         return fetched.body.decode(_known(fetched.charset) or "utf-8", errors="replace").removeprefix("\ufeff").strip()
-    raise RefusedError(f"it is of the type {kind!r:.100}; only pages and other texts can be read")
+    raise RefusedError(f"the page is of the type {kind!r:.100}; only HTML and other texts can be read")
 
 
 def html_text(body: bytes, charset: str | None = None) -> str:
@@ -61,7 +61,7 @@ def html_text(body: bytes, charset: str | None = None) -> str:
     from lxml import etree, html
 
     if _HUGE_TAG.search(body):
-        raise RefusedError("one of its tags is too long to be read")
+        raise RefusedError("a tag of the page is too long to be read")
     encoding = _known(charset) or (None if _DECLARED.search(body[:_HEAD_BYTES]) else "utf-8")
     # `no_network`: lxml loads neither document types nor entities.
     parser = html.HTMLParser(encoding=encoding, no_network=True, remove_comments=True, remove_pis=True)
@@ -147,7 +147,7 @@ class _Lines:
 
 
 def _walk(top: HtmlElement, lines: _Lines) -> None:
-    # A page may be nested deeper than Python's stack.
+    # A page may be nested deeper than Python's recursion limit.
     stack: list[tuple[HtmlElement, bool]] = [(top, False)]
     while stack:
         element, is_left = stack.pop()

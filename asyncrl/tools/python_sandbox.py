@@ -56,7 +56,8 @@ class PythonSandbox(Tool):
     ) -> None:
         """Set the limits of a program: by default 8 s of wall time, 4 s of processor time and 1024 MB.
 
-        `wall_s` must stay below `actor.tool_timeout_s`. If it does not, slow programs count as failures of the tool.
+        With `actor.sandbox.kind=builtin`, `wall_s` must stay below `actor.tool_timeout_s`. If it does not, slow
+        programs count as failures of the tool.
         """
         self._limits = sandbox.SandboxLimits(
             8.0 if wall_s is None else wall_s, 4.0 if cpu_s is None else cpu_s, 1024 if memory_mb is None else memory_mb
@@ -85,6 +86,6 @@ def remark(ran: sandbox.ProgramResult, limits: sandbox.SandboxLimits) -> str:
     if ran.reason:
         return f"Error: {ran.reason}."
     if ran.killed:
-        time = f"after {math.ceil(limits.cpu_s)} s of CPU time, " if math.isfinite(limits.cpu_s) else ""
-        return f"Error: stopped, {time}for want of memory or for too many processes."
+        time = f"more than {math.ceil(limits.cpu_s)} s of CPU time, " if math.isfinite(limits.cpu_s) else ""
+        return f"Error: stopped because of {time}too little memory or too many processes."
     return f"Error: the program ended with status {ran.status}." if ran.status else ""

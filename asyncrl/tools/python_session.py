@@ -1,6 +1,6 @@
 """The tool `python_session`: a Python interpreter for each episode, which keeps the variables that calls define.
 
-A call is a cell of a notebook. An exception of the code is an answer.
+A call is like a cell of a notebook. An exception of the code is an answer, not a failure of the tool.
 
 A call that takes too long, or that ends the interpreter, ends the session. The answer to this call says that the
 variables are lost. The next call begins a new session.

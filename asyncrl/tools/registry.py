@@ -23,7 +23,10 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def tool_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
-    """The classes of `actor.tools` and `actor.verl_tools`, by the names that the policy uses. Raises ConfigError."""
+    """The classes of `actor.tools` and `actor.verl_tools`, by the names that the policy uses.
+
+    Raises ConfigError: a tool cannot be used, or two tools have the same name.
+    """
     classes: dict[str, type[Tool]] = {}
     for setting, cls in _loaded(actor):
         shown = str(cls.schema["name"])

@@ -44,7 +44,7 @@ def read_content(value: Any) -> Content | None:
 
 
 def cut_content(content: Content, max_chars: int) -> Content:
-    """The content with at most `max_chars` characters of text. The first of several texts are kept."""
+    """Cut the content to at most `max_chars` characters of text. If it has several texts, the first ones are kept."""
     if isinstance(content, str):
         return cut(content, max_chars)
     found: list[Mapping[str, Any]] = []
@@ -96,7 +96,7 @@ def _is_picture(value: Any) -> bool:
 
 
 def _file(picture: Image | np.ndarray[Any, Any]) -> bytes:
-    """A picture as a PNG file. Raises ValueError, TypeError, OSError."""
+    """Encode a picture as a PNG file. Raises ValueError, TypeError, OSError: it cannot be encoded."""
     from PIL import Image
 
     image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture

@@ -1,7 +1,7 @@
 """Opens the Python sessions of an actor's episodes, and bounds the sum of their memory limits.
 
-The session of an episode begins with the episode's first call. It waits until its memory limit fits into the bound,
-together with those of all other sessions. The session ends with the episode.
+The session of an episode begins with the episode's first call. This call first waits until the memory limit of the
+session fits into the bound, together with those of all other sessions. The session ends with the episode.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ class Cells(Protocol):
 
 
 Start = Callable[[SandboxLimits], Awaitable[Cells]]
-"""Starts a session. Raises SandboxError."""
+"""Starts a session. Raises SandboxError: it cannot be started."""
 
 
 @dataclass(slots=True)
 class InterpreterCounts:
-    """Counts since the start, except the current numbers of `open` sessions and of episodes `waiting` for memory.
+    """Counts since the actor started, except the current numbers of `open` sessions and of episodes `waiting` for
+    memory.
 
     - `started`: sessions that started. `start_failures`: starts that failed.
     - `late`: calls that took too long. `ended`: calls whose program ended the session.
     - `ran_in_pause`: sessions that were ended because one of their processes ran between two calls.
-    - `states_lost`: sessions that failed on this machine, so that the state of their episode was lost.
+    - `states_lost`: sessions that were lost by a failure of the sandbox, and with them the state of their episode.
     """
 
     open: int = 0

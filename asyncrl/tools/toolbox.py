@@ -52,7 +52,7 @@ class ToolLimits:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
     - `calls`: all calls
     - `malformed`: malformed calls; `unknown`: calls of tools that do not exist; `refused`: calls that a tool refused
@@ -134,7 +134,7 @@ class Toolbox:
             except Exception as error:
                 reason = _reason(error, limit, self._limits.timeout_s)
                 self._error_logger.exception(
-                    f"tool {name} failed to release; the episode keeps its outcome: {reason}", error
+                    f"tool {name}: `release` failed, but the episode keeps its outcome: {reason}", error
                 )
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
@@ -189,7 +189,8 @@ class OpenTools:
             await self._within_limits(name, "create", tool.create, **kwargs)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
-        """Run the calls at the same time. Returns their results in the order of the calls. Raises ToolError."""
+        """Run the calls at the same time. Returns their results in the order of the calls. Raises ToolError: a tool
+        failed."""
         self._counts.calls += len(calls)
         self._scores = []
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
@@ -210,7 +211,10 @@ class OpenTools:
         return _finite(math.fsum(self._scores), "the sum of the scores of calls") if self._scores else None
 
     async def rewards(self) -> dict[str, float]:
-        """Collect the rewards of the tools that were used and judge something. Raises ToolError."""
+        """Collect the rewards of the tools that were used and judge something.
+
+        Raises ToolError: a tool failed, or its reward is not finite.
+        """
         rewards = {}
         for name in sorted(self._used):
             reward = await self._within_limits(name, "reward", self._tools[name].reward)
@@ -262,12 +266,12 @@ class OpenTools:
                 raise
             except StateLostError as error:
                 self._counts.failures += 1
-                raise ToolError(f"tool {name} failed to {what}: {error}") from error
+                raise ToolError(f"tool {name}: `{what}` failed: {error}") from error
             except Exception as error:
                 self._counts.failures += 1
                 reason = _reason(error, limit, limit_s)
-                self._error_logger.exception(f"tool {name} failed to {what}, attempt {attempt}: {reason}", error)
-        raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
+                self._error_logger.exception(f"tool {name}: `{what}` failed in attempt {attempt}: {reason}", error)
+        raise ToolError(f"tool {name}: `{what}` failed {attempt} times, at last with {reason}")
 
 
 def _divided(

@@ -60,9 +60,9 @@ def plan_buckets(entries: Sequence[TensorSpec], bucket_bytes: int, alignment: in
 def tight_buckets(
     entries: Sequence[TensorSpec], bucket_bytes: int, group_of: Callable[[str], str] = str
 ) -> list[Bucket]:
-    """Put `entries` into buckets without gaps, the widest dtypes first. Tensors of one dtype share a bucket if
-    `group_of` returns the same text for their names. A bucket is larger than `bucket_bytes` only if it has a single
-    tensor or a single group of tensors with the same text.
+    """Put `entries` into buckets without gaps, the widest dtypes first. Tensors of one dtype for whose names
+    `group_of` returns the same text form a group, which is never split. A bucket is larger than `bucket_bytes` only if
+    it has a single group.
     """
     groups: dict[tuple[str, str], list[TensorSpec]] = {}
     for entry in sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize):
@@ -97,7 +97,7 @@ def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
 
 
 def on_host(filled: GatheredBucket) -> dict[str, torch.Tensor]:
-    """Return the tensors of a bucket on the CPU, copied to pinned memory if they come from a GPU."""
+    """Return a bucket's tensors in CPU memory. Tensors on a GPU are copied to pinned memory."""
     flat = filled.flat
     if flat.is_cuda:
         flat = torch.empty(flat.nbytes, dtype=torch.uint8, pin_memory=True).copy_(flat)

@@ -124,7 +124,7 @@ async def test_an_error_of_a_tool_is_the_policys_to_read_and_limits_end_in_a_ver
 @pytest.mark.parametrize(
     ("answers", "script", "reason"),
     [
-        ({"reward": None}, ["7"], "without a reward"),
+        ({"reward": None}, ["7"], "has no reward"),
         ({"reward": "1"}, ["7"], "not a finite number"),
         ({"reward": 10**400}, ["7"], "not a finite number"),
         ({}, [call_of("add", count=0)], "status 503: b'no worker'"),

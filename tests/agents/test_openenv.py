@@ -229,7 +229,7 @@ async def test_a_server_that_is_lost_or_makes_no_sense_fails_its_episode_alone(h
 async def test_a_server_that_is_down_or_leads_elsewhere_fails_the_episode():
     port = free_ports(1)
     agent = OpenEnvAgent(f"http://127.0.0.1:{port}", start_s=0.1)
-    with pytest.raises(AgentError, match=r"no episode could begin within 0\.1 s.*cannot be reached"):
+    with pytest.raises(AgentError, match=r"the episode could not begin within 0\.1 s.*cannot be reached"):
         await played(agent, task_with({}), ["1"])
     assert agent.counters()["agent_server_unavailable"] == 1
     assert agent.counters()["agent_server_started"] == 0
@@ -302,7 +302,7 @@ async def test_headers_have_variables_of_the_environment(monkeypatch: pytest.Mon
     [
         ({}, "url"),
         ({"url": "127.0.0.1:8000"}, "give an address"),
-        ({"url": "http://me:s3cret@a"}, "give the user and the password in"),
+        ({"url": "http://me:s3cret@a"}, "give a user name and a password in"),
         ({"url": "http://a", "max_mb": math.inf}, "number above 0"),
         ({"url": "http://a", "sessions": 0}, "whole number above 0"),
         ({"url": "http://a", "timeout_s": "60"}, "number above 0"),

@@ -7,11 +7,14 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import torch
+import zmq
 from safetensors.torch import load_file
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig, RunConfig, TrainConfig
@@ -24,14 +27,18 @@ from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.machine.files import LossyText
+from asyncrl.machine.files import LossyText, when_there_is_room
 from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks import open_metrics
+from asyncrl.replay.server import ReplayServer
+from asyncrl.replay.service import ReplayService
+from asyncrl.replay.store import Store
 from asyncrl.runs.lines import read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill
 from tests.helpers import OWN_RUN, until
 from tests.learner.support import save_whole, write_model
+from tests.replay.support import make_settings
 
 
 class Warnings(BufferingHandler):
@@ -119,6 +126,21 @@ def supervised(folder: Path, seen: Warnings) -> None:
     assert any("processes.json cannot be written" in message for message in seen.messages)
 
 
+def replay(folder: Path, seen: Warnings) -> None:
+    """A replay begins, and begins again, once there is room for its store."""
+    settings, stop = make_settings(), threading.Event()
+
+    def serve() -> None:
+        store = when_there_is_room(lambda: Store(folder / "replay", 1 << 22, durable=True), threading.Event(), "it")
+        service = ReplayService(settings, 10.0, time.monotonic)
+        with closing(store), zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            stop.set()  # It ends as soon as it has begun.
+            ReplayServer(socket, store, service).run(stop)
+
+    waits(folder, serve, seen)
+    serve()
+
+
 def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     model = write_model(folder / "model", layers=1)
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
@@ -151,6 +173,7 @@ def main(folder: Path) -> None:
     metrics_from_the_start(folder)
     logs(folder)
     supervised(folder, seen)
+    replay(folder, seen)
     with joined() as ranks:
         weights(folder, ranks, seen)
     sys.stdout.write(json.dumps(seen.messages))

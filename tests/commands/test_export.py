@@ -13,17 +13,17 @@ from asyncrl.commands.export import export_run, main
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.checkpoint.files import COMPLETE
-from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
 from tests.learner.ranks.test_ranks import contents
 from tests.learner.support import Run, make_config, write_model
+from tests.one_rank import one_rank
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with joined() as ranks:
+    with one_rank() as ranks:
         yield ranks
 
 

@@ -12,6 +12,7 @@ from asyncrl.config.quiet import NO_BARS, quiet_imports
 from tests.helpers import GENEROUS_S
 
 
+@pytest.mark.slow
 def test_transformers_and_the_hub_draw_no_bars() -> None:
     code = (
         "from asyncrl.config.quiet import quiet_imports; quiet_imports()\n"

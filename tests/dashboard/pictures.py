@@ -1,6 +1,7 @@
-"""Makes the pictures of the page in docs/ from a run of the demo: `python -m tests.dashboard.pictures runs/demo`.
+"""Makes the pictures of the page in docs/ from runs of the demo: `python -m tests.dashboard.pictures RUN...`.
 
-An episode of a group with different rewards is shown. A picture has 256 colours, which keeps its file small.
+The first run has a picture of each view. If there are more runs, a picture shows the table of all. The picture of an
+episode is from a group with different rewards. A picture has 256 colours, which keeps its file small.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class Picture(NamedTuple):
     scheme: str
     shown: str
     act: str = "0"
+
+
+TABLE = Picture(
+    "dashboard_runs.png", "tab=runs", 1280, 350, "light", "document.querySelectorAll('table.runs tbody tr').length > 1"
+)
 
 
 def pictures(run: Path) -> list[Picture]:
@@ -86,17 +92,20 @@ async def take(page: Browser, url: str, picture: Picture, folder: Path) -> None:
     Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
 
 
-def main(run: Path, folder: Path = DOCS) -> None:
-    """Make all pictures of a run."""
+def main(runs: Sequence[Path], folder: Path = DOCS) -> None:
+    """Make all pictures of the first run, and that of the table if there are several runs."""
 
-    async def visit(url: str) -> None:
+    async def visit(url: str, wanted: Sequence[Picture]) -> None:
         async with browser() as page:
-            for picture in pictures(run):
+            for picture in wanted:
                 await take(page, url, picture, folder)
 
-    with dashboard(run) as url:
-        asyncio.run(visit(url))
+    with dashboard(runs[0]) as url:
+        asyncio.run(visit(url, pictures(runs[0])))
+    if len(runs) > 1:
+        with dashboard(*runs) as url:
+            asyncio.run(visit(url, [TABLE]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(each) for each in sys.argv[1:]])

@@ -395,7 +395,7 @@ HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\u
 
 def test_hostile_text_is_shown_as_text(run: Path, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "<img src=x onerror=hit()>\u202e", 5, **{**FULL, f"agent/{HOSTILE}": 1.0})
-    add_rows(folder, "replay", [{"failing": HOSTILE + "x" * 10_000_000, "newest_failure": HOSTILE, "dead": 1}])
+    add_rows(folder, "replay", [{"failing": HOSTILE + "x" * 10_000_000, "newest_failure": HOSTILE, "depth_dead": 1}])
 
     async def visit(page: Browser) -> None:
         await page.until(f"{DRAWN} >= 2")

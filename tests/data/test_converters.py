@@ -279,7 +279,7 @@ def test_the_command_tells_how_many_tasks_it_wrote(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == f"wrote 1 tasks to {out}\n"
     assert TaskFile(out)[0].id == "nq/dev/0"
     source.write_text("none\n")
-    with pytest.raises(DataError, match="line 1 is no JSON object"):
+    with pytest.raises(DataError, match="line 1 is not a JSON object"):
         main(words)
 
 

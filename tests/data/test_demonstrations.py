@@ -58,7 +58,7 @@ def test_a_prompt_and_a_response_are_a_conversation(tmp_path: Path, prompt: Any)
         ({"messages": "[]"}, "messages", "there are no messages"),
         ({"messages": "[1"}, "messages", "Expecting"),
         ({"messages": '[{"content": "x"}]'}, "messages", "must have a role"),
-        ({"messages": '[{"role": "user", "content": NaN}]'}, "messages", "NaN is no number"),
+        ({"messages": '[{"role": "user", "content": NaN}]'}, "messages", "NaN is not a JSON number"),
         ({"messages": '[{"role": "user", "content": "\\ud800"}]'}, "messages", "surrogates not allowed"),
         ({"messages": json.dumps([USER, SAYS]), "tools": "{}"}, "tools", "a schema must be"),
     ],

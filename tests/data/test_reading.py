@@ -170,8 +170,8 @@ def test_a_file_that_cannot_be_used_is_refused_when_it_is_opened_with_row_and_co
     [
         ("{oops", "neither schemas nor JSON text"),
         (json.dumps([{**SCHEMA, "title": "half of a pair: \ud800"}]), "surrogates not allowed"),
-        (json.dumps([{**SCHEMA, "limit": float("nan")}]), "NaN is no number"),
-        (json.dumps([{**SCHEMA, "limit": float("-inf")}]), "Infinity is no number"),
+        (json.dumps([{**SCHEMA, "limit": float("nan")}]), "NaN is not a JSON number"),
+        (json.dumps([{**SCHEMA, "limit": float("-inf")}]), "Infinity is not a JSON number"),
         ("[" * 100_000, "recursion"),
         (json.dumps([SCHEMA])[:-1] + ", " + "[" * 70 + "]" * 70 + "]", "a schema must be"),
         (json.dumps([{**SCHEMA, "x": json.loads("[" * 70 + "]" * 70)}]), "more than 64 deep"),

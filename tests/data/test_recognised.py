@@ -26,7 +26,9 @@ WANTED = ("prompt", "data_source", "reward_model"), ("extra_info", "tools", "env
 
 
 def as_parquet(folder: Path, rows: Sequence[Row]) -> Path:
-    pq.write_table(pa.Table.from_pylist([dict(each) for each in rows]), folder / "sums.parquet")
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+    pq.write_table(table, folder / "sums.parquet")
     return folder / "sums.parquet"
 
 
@@ -126,3 +128,43 @@ def test_named_columns_come_first(tmp_path: Path, write: Write) -> None:
     layout = RowLayout({"prompt": "problem", "ground_truth": "answer"})
     (task,) = TaskFile(write(tmp_path, [{"problem": "1+1?", "answer": "2", "solution": "so 2"}]), layout=layout)
     assert (task.ground_truth, dict(task.extra_info)) == ("2", {TEXT_PROMPT: True})
+
+
+@FORMS
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("lacks", ["question", "answer"])
+def test_a_row_without_its_prompt_or_truth_is_refused_by_its_place_and_that_column(
+    tmp_path: Path, write: Write, first: bool, lacks: str
+) -> None:
+    whole = {"question": "1+1?", "answer": "2"}
+    part = {name: value for name, value in whole.items() if name != lacks}
+    file = write(tmp_path, [part, whole] if first else [whole, part])
+    number = (0 if first else 1) + (file.suffix == ".jsonl")
+    place = rf"sums\.\w+: (line|row) {number} has no value in column {lacks}; mend or drop the row"
+    for layout in (RowLayout(), RowLayout({"prompt": "question", "ground_truth": "answer"})):
+        with pytest.raises(DataError, match=place):
+            TaskFile(file, layout=layout)
+        with pytest.raises(DataError, match=place):
+            list(parts(str(file), *WANTED, layout))
+
+
+@FORMS
+def test_a_column_that_a_row_lacks_is_none_there(tmp_path: Path, write: Write) -> None:
+    rows = [{"prompt": "1+1?", "answer": "2"}, {"prompt": "1+1?", "answer": "2", "level": 3}]
+    for given in (rows, rows[::-1]):
+        tasks = TaskFile(write(tmp_path, given))
+        assert [task.extra_info["level"] for task in tasks] == [each.get("level") for each in given]
+        assert [[*task.extra_info] for task in tasks] == [[*tasks[0].extra_info]] * 2, "in the same order in all rows"
+
+
+@FORMS
+def test_a_row_without_the_data_source_that_others_have_is_refused(tmp_path: Path, write: Write) -> None:
+    row = {"prompt": "1+1?", "answer": "2", "data_source": "a"}
+    with pytest.raises(DataError, match=r"(line 2|row 1), column data_source is null"):
+        TaskFile(write(tmp_path, [row, {"prompt": "1+1?", "answer": "2"}]))
+
+
+def test_prompts_of_json_may_be_texts_and_messages_in_one_file(tmp_path: Path) -> None:
+    tasks = TaskFile(as_lines(tmp_path, [{"prompt": each, "answer": "2"} for each in ("1+1?", MESSAGES)]))
+    assert [[dict(each) for each in task.messages] for task in tasks] == [MESSAGES, MESSAGES]
+    assert [TEXT_PROMPT in task.extra_info for task in tasks] == [True, False]

@@ -136,10 +136,10 @@ def test_a_bad_row_is_named_by_its_file_and_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"prompt": 1}\nno json\n', "x.json.*: line 2 is no JSON object"),
+        ('{"prompt": 1}\nno json\n', "x.json.*: line 2 is not a JSON object"),
         ('{"prompt": 1}\n\n{"prompt": 1}\n', "x.json.*: line 2 is empty"),
-        ("3\n", "x.json.*: line 1 is no JSON object"),
-        ('{"x": NaN}\n', "x.json.*: line 1 is no JSON object"),
+        ("3\n", "x.json.*: line 1 is not a JSON object"),
+        ('{"x": NaN}\n', "x.json.*: line 1 is not a JSON object"),
         ('{"x": 1}\n', "has no column prompt, data_source, reward_model; it has x"),
         ("", "x.json.* has no rows"),
         ("{}\n", "has no column prompt"),
@@ -167,7 +167,7 @@ def test_lines_that_are_no_rows_are_refused_with_their_number(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[3]", "is no JSON list of objects"),
+        ("[3]", "is not a JSON list of objects"),
         ("[]", "has no rows"),
         ('[{"x": 1}, {"y": "y"}]', "has no column prompt, data_source, reward_model; it has x, y"),
     ],

@@ -147,7 +147,7 @@ def test_a_tool_failure_is_never_scored_as_zero(as_rendered: bool):
     async def broken(text: str) -> str:
         raise OSError("down")
 
-    with pytest.raises(ToolError, match=r"tool echo failed to execute 2 times.*OSError: down"):
+    with pytest.raises(ToolError, match=r"tool echo: `execute` failed 2 times.*OSError: down"):
         run([call("a"), "done"], make_tool(broken, reward=0.0)[0], as_rendered=as_rendered)
 
 

@@ -91,7 +91,7 @@ def test_no_engine_is_asked_and_no_tool_is_made() -> None:
     assert trajectory.is_demonstration
     assert begun == [True], "it did not wait for a version that no engine will serve soon"
     assert not log.created
-    with pytest.raises(RefusedError, match=r"data\.demonstration is not set here"):
+    with pytest.raises(RefusedError, match=r"data\.demonstration is not set on this actor"):
         asyncio.run(replace(runner, demonstrate=None).run(ticket, lambda: None))
 
 
@@ -167,7 +167,7 @@ def check(config: TrainConfig, files: Sequence[TaskFile]) -> None:
 @pytest.mark.parametrize(
     ("shown", "why"),
     [
-        (["4", "4" * 100], r"row 1, column target: it has \d+ tokens .*actor\.max_tokens=80"),
+        (["4", "4" * 100], r"row 1, column target: message 1 ends after \d+ tokens.*actor\.max_tokens=80"),
         (["4", f"4{END}5"], "row 1, column target: message 1 contains"),
         (["4", json.dumps([USER])], "row 1, column target: it has no assistant turn"),
         (["4", '[{"role"'], "row 1, column target: .*; mend it, or set it to null"),

@@ -150,7 +150,7 @@ def test_a_refusal_is_forgiven_by_an_answer_to_a_later_request_only() -> None:
         (generation([]), "aborted"),
         (generation([1], "abort"), "aborted"),
         (generation(range(6)), "gave 6 tokens of at most 5"),
-        (generation([1], "tired"), "finish 'tired'"),
+        (generation([1], "tired"), "finish reason 'tired'"),
     ],
 )
 def test_a_completion_that_the_engine_did_not_finish_as_promised_is_not_recorded(sampled: Generation, reason: str):

@@ -67,6 +67,7 @@ def test_a_refused_plan_over_hosts_leaves_no_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "there").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_other_machines_can_reach_gets_keys_and_each_role_knows_the_addresses(tmp_path: Path) -> None:
     config = make_config(tmp_path, ["a", "b"])
     config.network.replay_host, config.network.learner_host = "10.0.0.1", "10.0.0.2"
@@ -94,6 +95,7 @@ def start(tmp_path: Path, lease_s: float = 60.0) -> tuple[RoleProcess, Path]:
     return process, log
 
 
+@pytest.mark.slow
 def test_a_role_on_another_host_has_its_environment_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     process, _ = start(tmp_path)
     environment = psutil.Process(process.pid).environ()

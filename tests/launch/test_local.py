@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import ClassVar, cast
 
 import pytest
 
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
-from asyncrl.config.locations import SUMMARY_FILE
-from asyncrl.config.schema import ClusterConfig, ModelConfig, NetworkConfig, RunConfig, TrainConfig
+from asyncrl.config.locations import SOLVED_FILE, SUMMARY_FILE
+from asyncrl.config.schema import ClusterConfig, LearnerConfig, ModelConfig, NetworkConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch import addresses, local
@@ -24,9 +26,11 @@ from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.ports import free_ports
 from asyncrl.replay.store import Store
 from asyncrl.runs.finding import require_run
+from asyncrl.runs.run import Run
 from asyncrl.types import BatchPlan
 from tests.helpers import GENEROUS_S
 
@@ -201,7 +205,7 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
     config.run, config.cluster.gpus = RunConfig("run", str(tmp_path)), 0
     command, signalled = threading.Thread(target=stop_command.main, args=[[str(run_dir)]]), threading.Event()
 
-    def checks(*_: object, stop: threading.Event) -> None:
+    def checks(*_: object, stop: threading.Event, read: object) -> None:
         with pytest.raises(ConfigError, match=r"is starting and has no config\.yaml yet"):
             require_run(str(run_dir))
         command.start()
@@ -226,6 +230,31 @@ def finished(folder: Path, config: TrainConfig, steps: int) -> Path:
     (folder / SUMMARY_FILE).write_text('{"result": "done"}')
     (folder / "model").mkdir()
     return folder
+
+
+class Solves:
+    """A supervisor whose learner ends because the policy solves the tasks, or as usual if `reason` is empty."""
+
+    restarts: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, run_dir: Path, reason: str) -> None:
+        self._file, self._reason = run_dir / SOLVED_FILE, reason
+
+    def run(self, stopped: object, progress: object) -> bool:
+        if self._reason:
+            self._file.write_text(self._reason)
+        return True
+
+
+@pytest.mark.parametrize(("reason", "result"), [("the policy solves these tasks", "solved"), ("", "done")])
+def test_a_run_whose_policy_solves_the_tasks_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: str, result: str
+) -> None:
+    supervisor = cast("Supervisor", Solves(tmp_path, reason))
+    learner = LearnerConfig(steps=8, export=False)
+    assert local._supervise(supervisor, tmp_path, learner, 1, lambda: None, threading.Event(), lambda: "resume it")
+    assert f"result             {result} after 0 of 8 steps" in capsys.readouterr().err
+    assert Run(tmp_path).end() == result
 
 
 def test_a_finished_run_says_so_before_anything_is_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

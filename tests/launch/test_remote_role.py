@@ -82,6 +82,7 @@ def pid_of_role(process: subprocess.Popen[bytes]) -> int:
     return int(next(line for line in process.stdout if line.startswith(STARTED)).removeprefix(STARTED).split()[0])
 
 
+@pytest.mark.slow
 def test_a_role_tells_its_process_id_writes_its_log_and_its_status_is_handed_on(tmp_path: Path) -> None:
     log = tmp_path / "role.log"
     log.write_text("")
@@ -92,6 +93,7 @@ def test_a_role_tells_its_process_id_writes_its_log_and_its_status_is_handed_on(
         assert process.wait(GENEROUS_S) == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_role_is_asked_to_stop_and_killed_if_the_launcher_says_so(tmp_path: Path) -> None:
     with kept(tmp_path / "obedient", OBEDIENT) as process:
         tell(process, ALIVE)
@@ -106,6 +108,7 @@ def test_a_role_is_asked_to_stop_and_killed_if_the_launcher_says_so(tmp_path: Pa
         assert process.wait(GENEROUS_S) == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_role_is_asked_to_drain_if_the_launcher_says_so(tmp_path: Path) -> None:
     with kept(tmp_path / "role", OBEDIENT) as process:
         tell(process, DRAIN)
@@ -134,6 +137,7 @@ def test_a_role_whose_launcher_is_silent_or_gone_ends_with_its_lease(tmp_path: P
         assert has_ended(pid)
 
 
+@pytest.mark.slow
 def test_a_role_that_is_started_again_before_anybody_heard_of_its_first_start_runs_once(tmp_path: Path) -> None:
     """The connection to the first start is lost, and it does not know. The second one takes the role over, and an
     earlier one that comes late starts nothing."""

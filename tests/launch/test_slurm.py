@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.slurm import job
 from asyncrl.launch.slurm.chain import ChainLink, parse, submit
 from asyncrl.launch.slurm.commands import (
     SlurmJob,
@@ -401,35 +402,69 @@ def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(launcher: str, stub
     assert stub.read_text() == requests, "it starts nothing"
 
 
-@pytest.mark.slow
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A stub of Python, which prints the words that a script gives it. The test then calls the module itself: what this
+    changes in the process is undone."""
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\n[ "$1" = -c ] || printf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    yield stub
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def said_by(
+    script: Path, words: Sequence[str], python: Path, capfd: pytest.CaptureFixture[str]
+) -> tuple[int, list[str], str]:
+    """The exit status, the lines and the errors of the program that a script runs with these words."""
+    variables = {**os.environ, "ASYNCRL_PYTHON": str(python)}
+    given = subprocess.run([str(script), *words], capture_output=True, text=True, env=variables, check=True, cwd=ROOT)
+    option, module, *passed = given.stdout.splitlines()
+    assert (option, module) == ("-m", "asyncrl.launch.slurm.job")
+    capfd.readouterr()
+    status = job.main(passed)
+    output, errors = capfd.readouterr()
+    return status, output.splitlines(), errors
+
+
 @pytest.mark.parametrize(
-    ("words", "environment", "message"),
+    ("words", "message"),
     [
-        (["--dry-run", "--nodes=2", "--gpus-per-node=8"], {}, "asyncrl: --nodes=2 --gpus-per-node=8: the script takes"),
-        (["--dry-run", "--chain", "3"], {}, "asyncrl: --chain: the script takes KEY=VALUE and, as its first word,"),
-        (
-            ["model.path=m", "data.train=d"],
-            {},
-            "asyncrl: cluster.launcher=slurm: this process is not in a job; submit one",
-        ),
+        (["--dry-run", "--nodes=2", "--gpus-per-node=8"], "asyncrl: --nodes=2 --gpus-per-node=8: the script takes"),
+        (["--dry-run", "--chain", "3"], "asyncrl: --chain: the script takes KEY=VALUE and, as its first word,"),
         (
             ["--dry-run", "model.path=m", "data.train=d", "cluster.launcher=hosts", "cluster.hosts=[a,b]"],
-            {},
             "asyncrl: cluster.launcher=hosts: this script starts the roles as steps of a job",
         ),
         (
             ["--dry-run", "model.path=m", "data.train=d", "algorithm.advantage=grop"],
-            {},
-            "asyncrl: algorithm.advantage=grop: ",
+            "asyncrl: algorithm.advantage=grop",
         ),
-        (["--dry-run"], {"ASYNCRL_PYTHON": "false"}, "asyncrl: false has no asyncrl with its packages; activate"),
-        (["--dry-run"], {"ASYNCRL_PYTHON": "/none"}, "asyncrl: /none has no asyncrl with its packages; activate"),
     ],
 )
-def test_the_script_says_what_it_takes_and_where_it_has_to_run(
-    words: list[str], environment: dict[str, str], message: str, tmp_path: Path
+def test_the_program_of_the_script_says_what_it_takes(
+    words: list[str], message: str, python: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    variables = {**os.environ, "ASYNCRL_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **environment}
+    status, _, errors = said_by(LAUNCH, [*words, f"run.dir={tmp_path}"], python, capfd)
+    assert (status, errors.startswith(message)) == (2, True), errors
+    assert not [*tmp_path.glob("*/*/config.yaml")], "nothing starts"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "python", "message"),
+    [
+        (["model.path=m", "data.train=d"], sys.executable, "asyncrl: cluster.launcher=slurm: this process is not in a"),
+        (["--dry-run"], "false", "asyncrl: false has no asyncrl with its packages; activate"),
+        (["--dry-run"], "/none", "asyncrl: /none has no asyncrl with its packages; activate"),
+    ],
+)
+def test_the_script_says_where_it_has_to_run(words: list[str], python: str, message: str, tmp_path: Path) -> None:
+    variables = {**os.environ, "ASYNCRL_PYTHON": python, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([str(LAUNCH), *words], capture_output=True, text=True, env=variables, cwd=tmp_path)
     assert (done.returncode, done.stderr.startswith(message)) == (2, True), done.stderr
     assert not [*tmp_path.glob("*/*/config.yaml")], "nothing starts"
@@ -453,24 +488,16 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def dry_run(script: Path, *words: str, environment: Mapping[str, str] | None = None, folder: Path = ROOT) -> list[str]:
-    """The lines that a script prints with `--dry-run`."""
-    variables = {**os.environ, "ASYNCRL_PYTHON": sys.executable, **(environment or {})}
-    command = [str(script), "--dry-run", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "nodes"), [("one_node", 1), ("two_nodes", 2), ("sixteen_nodes", 16)])
 def test_an_example_prints_every_command_and_asks_slurm_for_the_nodes_of_its_pools(
-    name: str, nodes: int, tmp_path: Path
+    name: str, nodes: int, python: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     script = ROOT / "launchers" / "examples" / f"{name}.sh"
     assert f"#SBATCH --nodes={nodes}\n" in script.read_text()
-    words = (f"run.dir={tmp_path}", f"model.path={tmp_path}", "data.train=none")
-    lines = dry_run(script, *words, environment={"PYTHONPATH": str(ROOT)}, folder=tmp_path)
+    words = ("--dry-run", f"run.dir={tmp_path}", f"model.path={tmp_path}", "data.train=none")
+    status, lines, errors = said_by(script, words, python, capfd)
+    assert status == 0, errors
     commands = [line for line in lines if line.startswith("srun ")]
     used = {word for line in commands for word in line.split() if word.startswith("--nodelist=node")}
     assert len(used - {word for word in used if "," in word}) == nodes, "every node has a role"
@@ -480,11 +507,13 @@ def test_an_example_prints_every_command_and_asks_slurm_for_the_nodes_of_its_poo
 
 @pytest.mark.slow
 def test_a_dry_run_with_ray_inside_prints_the_steps_of_the_cluster_and_the_commands_of_the_roles(
-    tmp_path: Path,
+    python: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pools = ("cluster.pools={train: {nodes: 1}, rollout: {nodes: 2}}", "cluster.roles={actor: rollout}")
     words = (f"run.dir={tmp_path}", f"model.path={tmp_path}", "data.train=none", "scoring.rule=exact_match", *pools)
-    lines = dry_run(LAUNCH, *words, "cluster.launcher=ray", "cluster.gpus=0")
+    given = ("--dry-run", *words, "cluster.launcher=ray", "cluster.gpus=0")
+    status, lines, errors = said_by(LAUNCH, given, python, capfd)
+    assert status == 0, errors
     starts = [line for line in lines if "ray.scripts.scripts start" in line]
     assert [f"--nodelist=node{number}" in line for number, line in enumerate(starts)] == [True] * 3
     assert ["--head" in line for line in starts] == [True, False, False]

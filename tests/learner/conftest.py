@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from asyncrl.commands.demo.tokenizer import build_tokenizer
-from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
 from tests.learner.support import VOCABULARY, write_model
 from tests.mixtures import save_mixture
+from tests.one_rank import one_rank
 from tests.vision import save_vision_model
 
 
@@ -32,6 +31,5 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    torch.set_num_threads(1)
-    with joined() as ranks:
+    with one_rank() as ranks:
         yield ranks

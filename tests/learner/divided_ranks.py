@@ -1,5 +1,6 @@
-"""Run as ranks by test_divided_ranks.py: tiny models compute passes whose tokens or layers several ranks divide, and
-whole runs are trained so. One start of so many ranks does all that TABLE has for them, and writes down the results.
+"""Run as ranks by test_divided_ranks.py: tiny models compute passes whose tokens, layers or experts several ranks
+divide, and whole runs are trained so. One start of so many ranks does all that TABLE has for them, and writes down the
+results.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.locations import run_dir
 from asyncrl.config.schema import CriticConfig, LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.learner.batch.packing import PackedSequences
@@ -34,16 +36,16 @@ from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy, load_policy, load_reference
 from asyncrl.learner.model.tensor_slices import Slices, gather_slice, sliced_product
 from asyncrl.learner.ranks.joining import context_group, joined
-from asyncrl.learner.ranks.ranks import Ranks, shard_of
+from asyncrl.learner.ranks.ranks import EXPERT_MESH, Ranks, shard_of
 from asyncrl.learner.trainer import Trainer
 from asyncrl.runs.kept import KeptEpisodes
 from tests.helpers import GENEROUS_S
 from tests.learner.model.test_other_models import RepeatingReplay, prime
 from tests.learner.support import VOCABULARY, PlannedReplay, Run, make_config, random_sequences, with_critic
 from tests.learner.two_ranks import fine_tuned, stop_one_of_two, with_frozen
+from tests.mixtures import save_mixture
 
 TEMPERATURE = 0.7
-MIXTURE = "mixture"
 SIZES = {"hidden_size": 48, "intermediate_size": 24, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 EXTRAS: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -74,9 +76,12 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Models by family, heads and heads of keys, for the division of tokens and of layers. Those for layers are with biases
 and without, and with one matrix for embedding and head."""
+EXPERTS = ("qwen3_moe", "gpt_oss", "glm4_moe")
+"""Mixtures for the division of experts: without biases, with them, and with routers that have a buffer."""
 RUNS = {
     "tokens": ("alike", "lonely", "critic", "replayed", "implicit"),
     "layers": ("alike", "lonely", "critic", "implicit", "shared", "frozen"),
+    "experts": EXPERTS,
 }
 """The runs that are trained with each division."""
 
@@ -84,24 +89,35 @@ RUNS = {
 @dataclass(frozen=True)
 class Arrangement:
     """A division of `what` over `ranks`, so many `together`, with so many copies of a model. Passes of the models
-    `families` and the RUNS of the division are those of one rank."""
+    `families` and the RUNS of the division are those of one rank. Ranks that divide experts may also divide the tokens
+    of a pass: `context` of them together."""
 
     ranks: int
     what: str
     together: int
     replicas: int
     families: tuple[str, ...]
+    context: int = 1
 
     def __str__(self) -> str:
-        return f"{self.ranks} ranks, {self.what} by {self.together}, {self.replicas} copies"
+        tokens = f" and tokens by {self.context}" if self.context > 1 else ""
+        return f"{self.ranks} ranks, {self.what} by {self.together}{tokens}, {self.replicas} copies"
 
     def of(self, ranks: Ranks) -> Ranks:
         """The ranks so arranged."""
-        divides_layers = self.what == "layers"
-        group = context_group(ranks.rank, ranks.size, self.together, timedelta(seconds=GENEROUS_S), divides_layers)
-        shape, names = (self.replicas, ranks.size // self.replicas), ("replicas", "shards")
-        mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names) if self.replicas > 1 else ranks.mesh
-        return replace(ranks, context=group, mesh=mesh)
+        shards, kind = ranks.size // self.replicas, ranks.device.type
+        own = ranks
+        if self.replicas > 1:
+            names = ("replicas", "shards")
+            own = replace(own, mesh=init_device_mesh(kind, (self.replicas, shards), mesh_dim_names=names))
+        if self.what == "experts":
+            shape = (self.replicas, self.together, shards // self.together)
+            own = replace(own, expert_mesh=init_device_mesh(kind, shape, mesh_dim_names=EXPERT_MESH))
+        together = self.context if self.what == "experts" else self.together
+        if together == 1:
+            return own
+        limit = timedelta(seconds=GENEROUS_S)
+        return replace(own, context=context_group(ranks.rank, ranks.size, together, limit, self.what == "layers"))
 
 
 TABLE = (
@@ -113,8 +129,16 @@ TABLE = (
     Arrangement(4, "layers", 2, 1, ("qwen3 4/2", "llama 6/2", "qwen2 4/2", "gemma2 4/2")),
     Arrangement(4, "layers", 4, 1, ("llama 4/1", "qwen3 4/4")),
     Arrangement(4, "layers", 2, 2, ("llama 4/1",)),
+    Arrangement(2, "experts", 2, 1, EXPERTS),
+    Arrangement(4, "experts", 2, 1, EXPERTS),
+    Arrangement(4, "experts", 2, 2, EXPERTS),
+    Arrangement(4, "experts", 4, 1, EXPERTS, context=2),
 )
-PAIR_OF_TOKENS, PAIR_OF_LAYERS, FOUR_BY_TWO = TABLE[0], TABLE[4], TABLE[5]
+PAIR_OF_TOKENS, PAIR_OF_LAYERS, FOUR_BY_TWO, PAIR_OF_EXPERTS = TABLE[0], TABLE[4], TABLE[5], TABLE[8]
+RESUMED = {"tokens": ("critic",), "layers": ("critic",), "experts": EXPERTS}
+"""The runs of each division that one rank resumes."""
+TAKEN_OVER = {PAIR_OF_LAYERS: ("shared",), PAIR_OF_EXPERTS: EXPERTS}
+"""The runs of one rank that the ranks of an arrangement resume."""
 LENGTHS = {
     "everywhere": [5, 1, 19, 2, 33],
     "on borders": [16, 16, 15, 17],
@@ -125,10 +149,12 @@ LENGTHS = {
 
 
 def write_families(folder: Path) -> None:
-    """Write the models of FAMILIES into a folder for each division."""
+    """Write the models of FAMILIES and EXPERTS into a folder for each division."""
     for what, families in FAMILIES.items():
         for name, values in families.items():
             write_family(name, folder / what, **values)
+    for name in EXPERTS:
+        build_tokenizer().save_pretrained(save_mixture(folder / "experts" / name, name, vocab_size=VOCABULARY))
 
 
 def write_family(name: str, folder: Path, **more: Any) -> Path:
@@ -305,29 +331,36 @@ def in_bfloat16(folder: Path, ranks: Ranks) -> Tensor:
     return logprobs.cpu()
 
 
-def configs(model: Path, folder: Path, mixture: Path) -> dict[str, TrainConfig]:
+def configs(model: Path, folder: Path, mixtures: Path) -> dict[str, TrainConfig]:
     """Runs by name: with shared prefixes, with passes without rows, and with a critic and a reference. Others have
-    replayed experts of a mixture, an implicit model, a critic on the policy's backbone, or a frozen layer."""
+    replayed experts of a mixture, an implicit model, a critic on the policy's backbone, or a frozen layer. Of those
+    with the name of a mixture, one has replayed experts, a balance loss and layers that are computed again; another has
+    frozen experts."""
     several = {"batch_size": 8, "group_size": 4}
     odd = {"batch_size": 3, "group_size": 3, "steps": 2, "micro_tokens": 32}
     runs = {
         "alike": make_config(model, folder / "alike", **several, steps=3, shared_prefixes=True, minibatches=2),
         "lonely": make_config(model, folder / "lonely", batch_size=1, group_size=1, steps=2),
         "critic": with_critic(make_config(model, folder / "critic", **odd)),
-        "replayed": make_config(mixture, folder / "replayed", **odd, router_replay=True),
+        "replayed": make_config(mixtures / "qwen3_moe", folder / "replayed", **odd, router_replay=True),
         "implicit": prime(model, folder / "implicit", **several, steps=2, micro_tokens=40),
         "shared": with_critic(make_config(model, folder / "shared", **odd)),
         "frozen": with_frozen(make_config(model, folder / "frozen", **odd), "embeddings", "*.layers.0.*"),
     }
     runs["shared"].critic.shared = True
-    return runs
+    steps = {"batch_size": 3, "group_size": 3, "steps": 2, "checkpoint_every": 1}
+    experts = {name: make_config(mixtures / name, folder / name, **steps) for name in EXPERTS}
+    experts["qwen3_moe"].learner.router_replay = True
+    experts["qwen3_moe"].model.activations, experts["qwen3_moe"].algorithm.balance_weight = 0.4, 0.5
+    experts["glm4_moe"].model.freeze = ["moe_experts"]
+    return runs | experts
 
 
-def trained(model: Path, folder: Path, mixture: Path, ranks: Ranks, what: str | None = None) -> dict[str, Any]:
+def trained(model: Path, folder: Path, mixtures: Path, ranks: Ranks, what: str | None = None) -> dict[str, Any]:
     """Train the runs of a division, or all. Returns the weights that they published, their metrics, and the steps, ids
     and rewards of the episodes that they kept."""
     found = {}
-    for name, config in configs(model, folder, mixture).items():
+    for name, config in configs(model, folder, mixtures).items():
         if what is not None and name not in RUNS[what]:
             continue
         if what == "layers" and name in ("alike", "frozen"):
@@ -341,12 +374,17 @@ def trained(model: Path, folder: Path, mixture: Path, ranks: Ranks, what: str | 
     return found
 
 
-def resumed(model: Path, folder: Path, ranks: Ranks) -> dict[int, dict[str, Tensor]]:
-    """Return the weights of the run "shared" after one more step, from a copy of the checkpoint that one rank wrote."""
+def resumed(
+    names: Sequence[str], model: Path, folder: Path, own: Path, ranks: Ranks
+) -> dict[str, dict[int, dict[str, Tensor]]]:
+    """Return the weights of the runs `names` after one more step, from copies in `own` of the checkpoints that one rank
+    wrote."""
     if ranks.rank == 0:
-        shutil.copytree(folder / "one" / "shared", folder / "copy" / "shared")
+        for name in names:
+            shutil.copytree(folder / "one" / name, own / name)
     ranks.barrier()
-    return one_step_more(configs(model, folder / "copy", folder / MIXTURE)["shared"], ranks)
+    runs = configs(model, own, folder / "experts")
+    return {name: one_step_more(runs[name], ranks) for name in names}
 
 
 def one_step_more(config: TrainConfig, ranks: Ranks) -> dict[int, dict[str, Tensor]]:
@@ -369,9 +407,10 @@ def done_with(each: Arrangement, folder: Path, model: Path, ranks: Ranks) -> dic
         assert stop_one_of_two(model, folder / f"stopped {each}", ranks)
     if each == PAIR_OF_LAYERS:
         done["bfloat16"] = in_bfloat16(models / "qwen3 4/2", ranks)
-        done["resumed"] = resumed(model, folder, ranks)
         done["fine-tuned"] = fine_tuned(model, own, ranks)
-    done["runs"] = trained(model, own, folder / MIXTURE, ranks, each.what)
+    if each in TAKEN_OVER:
+        done["resumed"] = resumed(TAKEN_OVER[each], model, folder, folder / f"resumed {each}", ranks)
+    done["runs"] = trained(model, own, folder / "experts", ranks, each.what)
     return done
 
 

@@ -32,7 +32,7 @@ from asyncrl.config.schema import (
 )
 from asyncrl.data.from_config import run_demonstrations
 from asyncrl.data.rendered import RenderedDemonstrations, write_rendered
-from asyncrl.errors import StoppedError
+from asyncrl.errors import StoppedError, TasksSolvedError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.progress import Progress
@@ -247,10 +247,10 @@ class PlannedReplay(FakeReplay):
     later one, is asked for.
 
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
-    `stop_at`, and dies when it asks for that of `die_at`. The plan of step `skip` is skipped. A trajectory of step
-    `poison` has a token id that the policy does not know. The run had the `changes` before. With `alike` the sequences
-    of a group begin alike. With data.demonstration every group has a demonstration as well. A policy in a folder
-    "vision" gets images in most episodes.
+    `stop_at`, and dies when it asks for that of `die_at`. Its tasks are solved when it asks for that of `solved_at`.
+    The plan of step `skip` is skipped. A trajectory of step `poison` has a token id that the policy does not know. The
+    run had the `changes` before. With `alike` the sequences of a group begin alike. With data.demonstration every group
+    has a demonstration as well. A policy in a folder "vision" gets images in most episodes.
     """
 
     def __init__(
@@ -259,6 +259,7 @@ class PlannedReplay(FakeReplay):
         reward: Callable[[int], float] | None = None,
         stop_at: int | None = None,
         die_at: int | None = None,
+        solved_at: int | None = None,
         skip: int | None = None,
         poison: int | None = None,
         changes: Sequence[ConfigChange] = (),
@@ -276,6 +277,7 @@ class PlannedReplay(FakeReplay):
         self.config = config
         self._reward = reward
         self._stop_at, self._die_at, self._skip, self._poison = stop_at, die_at, skip, poison
+        self._solved_at = solved_at
         self._changes = changes
         self._alike = alike
         self._played = 0
@@ -311,11 +313,13 @@ class PlannedReplay(FakeReplay):
         if step in (self._stop_at, self._die_at):
             self.calls.append(("plan", step))
             raise StoppedError("stop") if step == self._stop_at else LearnerDiedError
+        if step == self._solved_at:
+            raise TasksSolvedError("the policy solves these tasks")
         self._play_until(step + 1)
         return super().plan(step)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
-        if step in (self._stop_at, self._die_at):
+        if step in (self._stop_at, self._die_at, self._solved_at):
             return None
         self._play_until(step + 1)
         self.ahead.append(step)

@@ -12,6 +12,7 @@ from msgspec import structs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.config.changes import ConfigChange
+from asyncrl.config.locations import SOLVED_FILE
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import InvariantError, StoppedError, WeightsError
 from asyncrl.learner.checkpoint.progress import Progress
@@ -138,6 +139,33 @@ def test_an_interrupted_run_that_resumes_ends_with_the_same_bits(
     again = Run(config).train(ranks)
     assert list(again.weights) == [6], "a finished run that starts again serves its last weights"
     assert_weights_equal(again.final, whole[0].final)
+
+
+def test_a_run_whose_tasks_are_solved_ends_with_its_newest_weights_and_can_go_on(
+    model: Path, ranks: Ranks, tmp_path: Path, whole: tuple[Run, Path]
+):
+    config, folder = make_config(model, tmp_path, steps=6, eval_every=2), tmp_path / "run"
+    solved = Run(config, solved_at=3).train(ranks)
+    assert list(solved.metrics.of("loss")) == [0, 1, 2]
+    assert solved.replay.called("checkpointed") == [2, 3]
+    assert list(solved.evaluations.of("eval/version")) == [0, 2, 3], "the last weights are evaluated, too"
+    assert (folder / SOLVED_FILE).read_text() == "the policy solves these tasks"
+    exported = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert_weights_equal({name: tensor.data for name, tensor in exported.named_parameters()}, solved.final)
+    resumed = Run(config).train(ranks)
+    assert resumed.replay.called("plan") == [3, 4, 5]
+    assert list(resumed.evaluations.of("eval/version")) == [2, 4, 6], "the checkpoint has no result of step 2 yet"
+    assert_weights_equal(resumed.final, whole[0].final)
+    assert not (folder / SOLVED_FILE).exists()
+
+
+def test_steps_of_no_published_version_are_not_saved_when_the_tasks_are_solved(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config = make_config(model, tmp_path, steps=6, publish_every=2, checkpoint_every=6, eval_every=6)
+    solved = Run(config, solved_at=3).train(ranks)
+    assert solved.replay.called("checkpointed") == []
+    assert list(solved.evaluations.of("eval/version")) == [0]
 
 
 def test_the_last_weights_have_a_version_of_their_own_and_the_learning_rate_warms_up(

@@ -158,6 +158,35 @@ def test_a_process_that_hangs_does_not_outlive_who_started_it(tmp_path: Path) ->
     assert "this one has not stopped; it is killed" in (tmp_path / "log").read_text()
 
 
+def test_a_process_on_a_full_disk_shows_life_and_says_what_it_does_in_the_room_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, activity = tmp_path / "replay", Activity()
+    pulse, heartbeat = Pulse(path), Heartbeat(path, activity, 20.0)
+    heartbeat.beat()
+    os.utime(path, (0, 0))
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    activity.enter("serve")
+    heartbeat.beat()
+    assert read_doing(path) == activity.doing
+    assert path.stat().st_mtime > 0
+
+    def without_room(file: int, content: bytes, start: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", without_room)
+    os.utime(path, (0, 0))
+    activity.enter("train")
+    with activity.finishing("a checkpoint"):
+        heartbeat.beat()
+    assert path.stat().st_mtime > 0, "it is alive, although it can write nothing"
+    assert not pulse.is_lost(20.0)
+
+
 def test_a_process_says_what_it_does_and_nothing_of_an_earlier_one_is_left(tmp_path: Path) -> None:
     path, clock = tmp_path / "alive" / "learner", Clock()
     Pulse(path, clock)

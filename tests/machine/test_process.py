@@ -5,16 +5,8 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from asyncrl.machine.process import event_on, freeze_heap
 from tests.helpers import GENEROUS_S
-
-
-@pytest.fixture(autouse=True)
-def _unfrozen():
-    yield
-    gc.unfreeze()
 
 
 def test_a_collection_looks_at_no_object_from_before_and_still_frees_cycles_made_after() -> None:

@@ -21,10 +21,10 @@ from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.types import Sampling
 from tests.engine.support import assert_exact, plain_logprobs, prompt
+from tests.one_rank import one_rank
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +60,7 @@ every_short_case = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    torch.set_num_threads(1)
-    with joined() as ranks:
+    with one_rank() as ranks:
         yield ranks
 
 

@@ -74,9 +74,10 @@ def errors(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 7, 1100])
+@pytest.mark.parametrize("window", [None, 7, 600])
 def test_the_operator_is_plain_attention_of_each_sequence(window: int | None) -> None:
-    sides = [*alone(5, 1), (200, 1300), (1250, 1300), *alone(40), (3, 9)]
+    # Of several blocks of queries, which begin and end anywhere.
+    sides = [*alone(5, 1), (200, 800), (750, 800), *alone(40), (3, 9)]
     for softcap, with_sinks in ((None, False), (2.0, False), (None, True), (2.0, True)):
         assert max(errors(sides, 9, window, torch.float32, "cpu", softcap, with_sinks)) < 1e-5
 

@@ -27,11 +27,11 @@ from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.joining import joined
 from asyncrl.modelling.opening import beside, open_config, server_overrides
 from asyncrl.modelling.overrides import override
 from tests.families import family_model
 from tests.learner.support import write_model
+from tests.one_rank import one_rank
 
 pytestmark = pytest.mark.slow
 
@@ -120,15 +120,16 @@ def test_the_learner_the_engine_and_the_export_compute_with_the_overrides(model:
     expected = logits(AutoModelForCausalLM.from_pretrained(model, config=config))
     assert (before - expected).abs().max() > 0.01
     ids = torch.arange(24)
-    with joined() as ranks, torch.no_grad():
+    with one_rank() as ranks, torch.no_grad():
         policy = load_policy(chosen, 1.0, ranks, 64)
         found, _ = policy(PackedSequences.of([ids]))
     wanted = expected[0].log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
     assert torch.allclose(found[1:], wanted, atol=1e-4)
     assert torch.equal(logits(read_model(chosen)), expected)
     engine = EmbeddedEngine.load(chosen, EngineConfig(slots=1, max_length=64), device="cpu")
-    assert engine._model.config.rms_norm_eps == 0.1
-    assert engine._model.config.rope_parameters["rope_theta"] == 2.0
+    served = engine._passes._model.config
+    assert served.rms_norm_eps == 0.1
+    assert served.rope_parameters["rope_theta"] == 2.0
     read_model(chosen).save_pretrained(tmp_path)
     folder_writer(chosen)(tmp_path)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), expected)

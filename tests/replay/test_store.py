@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -26,6 +29,26 @@ def test_bytes_come_back_as_they_were(store: Store, size: int) -> None:
         tx.put_bytes("data", "a", value[:size])
     with store.transaction(write=False) as tx:
         assert tx.get_bytes("data", "a") == value[:size]
+
+
+def test_a_store_whose_disk_is_full_can_be_opened_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter([lmdb.DiskError("mdb_env_open: No space left"), lmdb.Error("mdb_env_open: Input/output error")])
+    really = lmdb.open
+
+    def full(*words: Any, **options: Any) -> lmdb.Environment:
+        if (error := next(errors, None)) is not None:
+            raise error
+        return really(*words, **options)
+
+    monkeypatch.setattr(lmdb, "open", full)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as refused:
+        Store(tmp_path, 1 << 24, durable=False)
+    assert refused.value.errno == errno.ENOSPC
+    with pytest.raises(StoreError, match="Input/output error; if it is damaged"):
+        Store(tmp_path, 1 << 24, durable=False)
+    Store(tmp_path, 1 << 24, durable=False).close()
 
 
 def test_a_value_under_anothers_key_is_damage(store: Store, tmp_path: Path) -> None:

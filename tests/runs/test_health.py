@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.dashboard.overview import overview
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.runs.evidence import Evidence, read_evidence, recent_counts, recent_shares
+from asyncrl.runs.evidence import STALE_VERSIONS, Evidence, read_evidence, recent_counts, recent_shares
 from asyncrl.runs.health import RULES, judge
 from asyncrl.runs.run import Run
 from asyncrl.runs.summary import as_text, summarise, summary_rows
@@ -241,8 +241,15 @@ def test_an_actor_that_has_left_is_no_evidence(tmp_path: Path) -> None:
     gone, present = (JsonLines(metrics_file(tmp_path, f"actor-{at}"), lambda: now[0]) for at in range(2))
     gone.log(0, {"episodes": 100, "truncated": 100})
     now[0] = 300.0
-    present.log(0, {"episodes": 100, "truncated": 0})
+    present.log(STALE_VERSIONS + 1, {"episodes": 100, "truncated": 0})
     assert recent_shares(read_evidence(Run(tmp_path), is_running=True).actors) == {"truncated": 0.0}
+
+
+def test_an_actor_whose_clock_is_ahead_hides_no_other_actor(tmp_path: Path) -> None:
+    for at, (ahead_s, truncated) in enumerate(((0.0, 100), (600.0, 0))):
+        actor = JsonLines(metrics_file(tmp_path, f"actor-{at}"), lambda ahead_s=ahead_s: 100.0 + ahead_s)
+        actor.log(7 + at, {"episodes": 100, "truncated": truncated})
+    assert recent_shares(read_evidence(Run(tmp_path), is_running=True).actors) == {"truncated": 0.5}
 
 
 def test_console_page_status_and_summary_say_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

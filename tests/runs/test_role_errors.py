@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.machine.files import when_there_is_room
+from asyncrl.network.throttle import LEFT_OUT
 from asyncrl.runs.role_errors import MOST_KINDS, RECENT_S, RoleErrors, RoomWait
 
 WHEN = "2026-11-28 20:57:58,928"
@@ -44,6 +45,13 @@ def test_an_error_is_found_once_with_its_count_whatever_its_numbers_are(logs: Pa
     ]
 
 
+def test_errors_that_a_role_counted_instead_of_logging_them_are_of_the_same_kind(logs: Path) -> None:
+    for more in ("", LEFT_OUT.format(9), LEFT_OUT.format(1)):
+        write(logs / "replay.log", f"{WHEN} ERROR asyncrl.replay.server: nothing can be stored{more}: why")
+    (error,) = RoleErrors(logs.parent).read()
+    assert str(error) == "replay: nothing can be stored: why (13 times)"
+
+
 def test_errors_of_an_earlier_start_are_not_those_of_this_one(logs: Path) -> None:
     write(logs / "learner.log", f"{WHEN} ERROR asyncrl.machine.files: {FULL}")
     errors = RoleErrors(logs.parent, from_now=True)
@@ -57,6 +65,8 @@ def test_the_newest_errors_are_those_of_the_last_minutes_of_this_start(logs: Pat
     errors = RoleErrors(logs.parent)
     (error,) = errors.read()
     assert error.at == AT
+    assert error.aged(AT + 240) == "actor-0: no weights, 4 min ago"
+    assert error.aged(AT - 3) == "actor-0: no weights, 0 s ago", "the clock of its host is ahead"
     assert errors.newest(0.0, AT + RECENT_S) == [error]
     assert errors.newest(0.0, AT + RECENT_S + 1) == errors.newest(AT + 1, AT + 1) == []
 

@@ -143,6 +143,10 @@ CASES = [
     (situation(shards=[ShardNow("replay", 8, ready=8, busy=NO_ROOM)]), f"{WAITS}replay postpones requests: {NO_ROOM}"),
     (situation(LEARNS, shards=[replace(PLAYS, busy=NO_ROOM)]), f"replay postpones requests: {NO_ROOM}"),
     (
+        situation(role("replay", does=Doing("start", 0.0), restarts=1), shards=[replace(PLAYS, busy=NO_ROOM)]),
+        f"{WAITS}replay postpones requests: {NO_ROOM}",
+    ),
+    (
         situation(
             shards=[ShardNow("replay-0", 8, ready=2), ShardNow("replay-1", 8, ready=7, busy=NO_ROOM)],
         ),

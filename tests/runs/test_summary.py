@@ -6,11 +6,13 @@ import json
 import shlex
 from pathlib import Path
 
+from asyncrl.config.locations import SOLVED_FILE
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
 from asyncrl.runs.run import Run
 from asyncrl.runs.summary import SUMMARY_FILE, summarise, write_summary
+from asyncrl.runs.table import state_of
 from tests.replay.support import Core, make_settings
 
 RESUME = "asyncrl train run.name=run"
@@ -47,7 +49,9 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
         "result             done after 8 of 8 steps",
         "reward             0.2 -> 0.8 (first and last 2 steps)",
         "held-out accuracy  0.5 -> 0.75 (first and last)",
+        "trajectories       0 trained, 0 evicted, 0 filtered, 0 dropped, 0 given up, 4 unused",
         "failures           1 episodes, 0 scorings",
+        "dead letters       1: 1 of episodes, 0 of scorings, 0 of skipped plans",
         "1 x broken",
         "speed              10 sampled tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
         f"episodes           {tmp_path / 'replay'}",
@@ -107,6 +111,24 @@ def test_steps_that_a_stopped_learner_saved_count_as_trained_before_the_replay_h
     trajectories = summarise(Run(tmp_path), 8, "stopped", "", RESUME).trajectories
     assert trajectories["trained"] == planned > 0
     assert sum(trajectories.values()) == 4
+
+
+def test_a_run_whose_tasks_are_solved_says_so_in_words_and_has_a_model(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5] * 11)
+    JsonLines(metrics_file(tmp_path, "replay")).log(11, {"solved": "all", "filtered": 99, "accepted": 100})
+    (tmp_path / "model").mkdir()
+    (tmp_path / SOLVED_FILE).write_text("the policy solves these tasks")
+    run = Run(tmp_path)
+    text = write_summary(run, 30, "solved", run.solved(), RESUME)
+    assert (
+        "result             solved after 11 of 30 steps\n  solved             the policy solves these tasks\n" in text
+    )
+    assert text.count("the policy solves") == 1
+    assert "replay.filter refused" not in text, "this is no fault of the filter"
+    assert f"model              {tmp_path / 'model'}" in text
+    assert f"asyncrl evaluate {tmp_path}" in text
+    assert "asyncrl train" not in text
+    assert run.end() == state_of(run) == "solved"
 
 
 def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.dashboard.overview import Overviews
 from asyncrl.dashboard.stores import ReplayStores
-from asyncrl.machine.doing import Doing
+from asyncrl.machine.doing import Doing, forget_doing
 from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.runs.inspect.table import stall_lines
 from asyncrl.runs.run import Run
@@ -62,7 +64,7 @@ def test_the_status_says_that_a_role_waits_for_room_on_the_disk_and_not_that_all
         assert before.advice is not None
         write_log(run.folder, AT, f"ERROR asyncrl.machine.files: {FULL}")
         assert shown(reader.read(None, run.settings())) == [
-            f"error   learner: {FULL}",
+            f"error   learner: {FULL}, 60 min ago",
             f"waits   {WAITS} for 60 min",
         ]
         write_log(
@@ -71,11 +73,22 @@ def test_the_status_says_that_a_role_waits_for_room_on_the_disk_and_not_that_all
         assert reader.read(None, run.settings()) == before
 
 
+@pytest.mark.parametrize(("free", "is_told"), [(40 << 10, True), (1 << 30, False)])
+def test_a_full_disk_on_which_no_role_can_write_why_it_waits_is_told(tmp_path: Path, free: int, is_told: bool) -> None:
+    run = Run(write_run(tmp_path / "run", [0.1] * 4))
+    with running(run.folder, datetime.now().timestamp()):
+        forget_doing(run.folder / ALIVE_FOLDER / "learner")
+        text = StallReader(run, free=lambda folder: free).read(None, run.settings()).text
+    told = f": the disk of {run.folder} is full, 40960 bytes are left (make room, and the run goes on)"
+    assert text == f"learner has been starting{told if is_told else ''}"
+
+
 def test_the_page_warns_of_the_newest_errors_of_roles(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "run", [0.1] * 4))
     with running(run.folder, datetime.now().timestamp()):
         write_log(run.folder, datetime.now(), f"ERROR asyncrl.machine.files: {FULL}")
         found = Overviews(ReplayStores()).of(run)
-    assert f"error of learner: {FULL}" in found["warnings"]
+    assert found["warnings"][0].startswith(f"error of learner: {FULL}, ")
+    assert found["warnings"][0].endswith(" ago")
     assert found["waits_text"].startswith(WAITS)
     assert found["advice"] is None

@@ -56,6 +56,8 @@ def of_number(answer: str) -> Any:
         "mapping": {"a": 1.0, "b": 2.0, "c": 3.0},
         "nan": [1.0, float("nan"), 1.0],
         "large": [1.0, 1.0, 1e39],
+        "huge": [1.0, 10**5000, 1.0],
+        "set": {1.0, 2.0, 3.0},
         "gap": [1.0, None, 1.0],
         "pairs": np.ones((3, 2)),
     }[answer.split()[-1]]
@@ -101,6 +103,8 @@ def test_a_function_gets_what_it_names_and_gives_a_number_for_each_step() -> Non
         ("mapping", r"returned \{.*\}; it must return a list"),
         ("nan", "returned nan for step 2 of 3; it must be a finite float32"),
         ("large", r"returned 1e\+39 for step 3 of 3"),
+        ("huge", r"returned a value of type int that cannot be shown .* for step 2 of 3"),
+        ("set", r"returned \{.*\}; it must return a list"),
         ("gap", "returned None for step 2 of 3"),
         ("pairs", r"returned array\(\[1., 1.\]\) for step 1 of 3"),
     ],
@@ -260,7 +264,7 @@ def test_the_function_runs_in_a_process_of_its_own_and_each_fault_costs_one_epis
     with closing(StepRewards(config)) as scorer:
         assert rewards(scorer, "72") == [0.0, 1.0]
         for text, reason in {
-            "crash": "scoring.steps=isolated_steps.steps ended its process",
+            "crash": "scoring.steps=isolated_steps.steps ended its process with status 3",
             "raise": r"isolated_steps.py, line \d+\) raised LookupError: no such thing",
         }.items():
             with pytest.raises(ScoringError, match=reason):
@@ -273,6 +277,7 @@ def test_the_function_runs_in_a_process_of_its_own_and_each_fault_costs_one_epis
         rewards(scorer, "loop")
 
 
+@pytest.mark.slow
 def test_a_function_that_cannot_be_loaded_is_refused_by_its_process() -> None:
     with pytest.raises(ConfigError, match=r"scoring\.steps=.*needs_more cannot reward steps"):
         StepRewards(ScoringConfig(steps=f"{__name__}.needs_more"))

@@ -22,7 +22,7 @@ from tests.scoring.fakes import answered, rule_input
 pytestmark = pytest.mark.slow
 
 MODULE = """
-import os, re, signal, subprocess, sys, time
+import ctypes, os, re, signal, subprocess, sys, time
 from pathlib import Path
 
 class Mute(Exception):
@@ -35,6 +35,12 @@ class Manager:
     def __call__(self, data):
         return 0.0
 
+def of_trl(completions, trainer_state, log_metric, **kwargs):
+    log_metric("step", trainer_state.global_step)
+    log_metric("last", trainer_state.max_steps)
+    assert completions[0][-1]["content"][1]
+    return [len(completions[0])]
+
 def obeys(task, answer, trajectory):
     if answer == "loop":
         print("looping", os.getpid(), flush=True)
@@ -44,6 +50,10 @@ def obeys(task, answer, trajectory):
         return re.match("(a*)*b", "a" * 60) is None
     if answer == "crash":
         os._exit(3)
+    if answer == "segmentation fault":
+        ctypes.string_at(0)
+    if answer == "leave the program":
+        raise SystemExit("enough")
     if answer == "raise":
         raise LookupError("no such thing")
     if answer == "memory":
@@ -120,20 +130,14 @@ def test_a_rule_may_say_why_and_a_long_reason_is_cut(verifier):
     assert len(text) < 2100
 
 
+@pytest.mark.usefixtures("verifier")
 def test_a_function_of_trl_gets_the_turns_and_the_step_and_names_itself_when_it_fails():
     found = rule_input("72", version_runs=runs_of(np.array([-1] * 5 + [6] * 5 + [-1] * 2 + [6] * 3, np.int32)))
-    with closing(Verifier(ScoringConfig(rule=f"{__name__}.of_trl"), steps=Steps(40, 2))) as verifier:
+    with closing(Verifier(ScoringConfig(rule="obedient_rewards.of_trl"), steps=Steps(40, 2))) as verifier:
         scores = verifier.score(found)
         assert scores.scores == {"of_trl": 3.0, "of_trl/step": 12.0, "of_trl/last": 40.0}
         with pytest.raises(ScoringError, match=r"of_trl raised IndexError: .*, at task task-0"):
             verifier.score(rule_input("7"))
-
-
-def of_trl(completions, trainer_state, log_metric, **kwargs):
-    log_metric("step", trainer_state.global_step)
-    log_metric("last", trainer_state.max_steps)
-    assert completions[0][-1]["content"][1]
-    return [len(completions[0])]
 
 
 @pytest.mark.parametrize("answer", ["loop", "regex"])
@@ -141,7 +145,7 @@ def of_trl(completions, trainer_state, log_metric, **kwargs):
 def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
     with (
         closing(Verifier(replace(CONFIG, timeout_s=1.0))) as verifier,
-        pytest.raises(ScoringError, match=r"longer than scoring\.timeout_s=1"),
+        pytest.raises(ScoringError, match=r"longer than scoring\.timeout_s=1 \(\S*obedient_rewards\.py, line \d+\)"),
     ):
         verifier.score(rule_input(answer))
 
@@ -149,7 +153,9 @@ def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("crash", "ended its process"),
+        ("crash", "the rule ended its process with status 3"),
+        ("segmentation fault", r"ended its process by SIGSEGV \(\S*obedient_rewards\.py, line \d+\)"),
+        ("leave the program", r"the rule raised SystemExit: enough \(\S*obedient_rewards\.py, line \d+\)"),
         ("raise", "LookupError: no such thing"),
         ("memory", r"more than scoring\.rule_memory_mb=512"),
         ("child memory", r"more than scoring\.rule_memory_mb=512"),
@@ -181,10 +187,11 @@ def test_what_a_rule_leaves_behind_ends_with_its_process(tmp_path, fate):
         verifier.close()
 
 
+@pytest.mark.parametrize("fate", ["done", "overrun"])
 @pytest.mark.usefixtures("verifier")
-def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer(tmp_path):
+def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer_even_while_the_rule_runs(tmp_path, fate):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    program = HANGING.replace('"loop"', f'"leave {tmp_path / "pid"} done"').replace("=3.0", f"={GENEROUS_S}")
+    program = HANGING.replace('"loop"', f'"leave {tmp_path / "pid"} {fate}"')
     scorer = subprocess.Popen([sys.executable, "-c", program + "input()"], stdin=subprocess.PIPE, env=environment)
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     left = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -259,13 +266,13 @@ HANGING = """
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.scoring.verifier import Steps, Verifier
 from tests.scoring.fakes import rule_input
-verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=3.0))
+verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=3600.0))
 verifier.score(rule_input("loop"))
 """
 
 
 @pytest.mark.usefixtures("verifier")
-def test_a_hanging_rule_ends_by_its_limit_though_its_scorer_was_killed():
+def test_a_hanging_rule_ends_with_its_killed_scorer():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     scorer = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, env=environment)
     word, rules = scorer.stdout.readline().split()

@@ -140,7 +140,7 @@ def test_what_is_no_page_is_the_policys_to_read():
         return answer
 
     calls: list[dict[str, Any]] = [{"url": URL_OF_PAGE}]
-    for kind, shown in (("image/png", "only pages"), ("application/pdf", "only pages"), ("application/json", "{}")):
+    for kind, shown in (("image/png", "can be read"), ("application/pdf", "can be read"), ("application/json", "{}")):
         assert shown in fetched(with_type(kind), calls)[0][0]
     assert "status 404" in fetched(with_type("text/html", 404), calls)[0][0]
     assert "more than 2000 characters" in fetched(page, [{"url": f"{URL_OF_PAGE}{'a' * 2000}"}])[0][0]

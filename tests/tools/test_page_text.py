@@ -96,5 +96,5 @@ def test_other_texts_are_as_they_are_and_what_is_no_text_is_refused():
     assert page_text(fetched("text/markdown", "ü".encode("latin-1"), "latin-1")) == "ü"
     assert page_text(fetched("application/xhtml+xml", b"<html><body><p>x</p></body></html>")) == "x"
     for kind in ("application/pdf", "image/svg", "application/octet-stream", "video/mp4"):
-        with pytest.raises(RefusedError, match="only pages and other texts"):
+        with pytest.raises(RefusedError, match="only HTML and other texts"):
             page_text(fetched(kind, b"x"))

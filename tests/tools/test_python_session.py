@@ -77,7 +77,7 @@ def test_an_episode_has_one_session_and_calls_of_a_turn_run_in_their_order():
         ("print('begun'); import os; os._exit(0)", "Error: the program ended with status 1.", "ended"),
         (
             "print('begun'); import os; os.kill(os.getpid(), 9)",
-            "Error: stopped, for want of memory or for too many processes.",
+            "Error: stopped because of too little memory or too many processes.",
             "ended",
         ),
     ],

@@ -75,9 +75,9 @@ def test_a_failing_tool_is_tried_again():
 @pytest.mark.parametrize(
     ("answer", "timeout_s", "tries", "reason"),
     [
-        (failing(99, SystemExit(3)), 5.0, 3, r"at last with EscapeError: it ended the program: SystemExit\(3\)"),
+        (failing(99, SystemExit(3)), 5.0, 3, r"at last with EscapeError: it tried to end the program: SystemExit\(3\)"),
         (failing(99, asyncio.CancelledError()), 5.0, 3, "raised CancelledError, though it was not cancelled"),
-        (failing(99, OSError("down")), 5.0, 3, "tool echo failed to execute 3 times, at last with OSError: down"),
+        (failing(99, OSError("down")), 5.0, 3, "tool echo: `execute` failed 3 times, at last with OSError: down"),
         (never, 0.01, 3, r"it took longer than actor\.tool_timeout_s=0\.01 s \(\S*test_toolbox\.py, line \d+\)"),
         (number, 5.0, 1, "answered with int"),
     ],
@@ -128,7 +128,7 @@ def test_each_tool_is_created_with_its_own_kwargs():
 
 def test_every_tool_is_released_once_where_one_cannot_be_created_or_released():
     (bad, bad_log), (good, good_log) = make_tool(fail_create=True), make_tool(name="good", fail_release=True)
-    with pytest.raises(ToolError, match="failed to create 3 times"):
+    with pytest.raises(ToolError, match="`create` failed 3 times"):
         use([good, bad], lambda tools: tools.answer([]))
     assert (bad_log.released, good_log.released) == (1, 1)
 

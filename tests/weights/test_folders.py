@@ -243,7 +243,7 @@ def test_a_version_that_cannot_be_removed_is_named_and_the_others_go(tmp_path, c
     (newest.parent / ".v00000000.removed").write_text("in the way")
     remove_older(newest.parent)
     assert sorted(versions_in(newest.parent)) == [0, 2, 3]
-    assert f"{newest.parent / 'v00000000'} was not removed" in caplog.text
+    assert f"{newest.parent / 'v00000000'} could not be removed" in caplog.text
 
 
 def test_a_folder_that_holds_another_version_than_its_name_says_is_damaged(tmp_path):

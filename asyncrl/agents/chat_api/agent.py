@@ -33,7 +33,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
     """Load a built-in agent by its name, or a function or a class by its dotted path.
 
     A function gets the `options` at each call; an object of a class is made with them. A synchronous agent runs in a
-    thread. Raises ConfigError: it cannot be loaded, made or called.
+    thread. Raises ConfigError: the agent cannot be loaded, made or called.
     """
     setting = f"actor.agent={path}"
     agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}")
@@ -55,7 +55,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
 
 
 def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
-    """Make an agent of a class. Raises ConfigError: the class does not take the options, or fails."""
+    """Make an agent of a class. Raises ConfigError: the class does not take the options, or raises an exception."""
     try:
         inspect.signature(cls).bind(**options)
         return cls(**copied(dict(options)))
@@ -140,7 +140,7 @@ class AgentPlayer:
         return result.rewards
 
     def counters(self) -> Mapping[str, float]:
-        """Counts since the start, and the means of the agent's metrics since the last call."""
+        """Counts since the actor started, and the means of the agent's metrics since this method was last called."""
         # Each value is divided first, and the quotients are added. The sum of the values themselves may overflow.
         means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
         self._metrics.clear()

@@ -1,7 +1,7 @@
 """Anthropic's Messages: reads requests, and writes answers, whole or as streams.
 
 The blocks of a conversation become messages of the chat-completions API. In Anthropic's protocol, tool results are
-blocks of a user's message. Here each result becomes a separate message, before the rest of the user's message.
+blocks of a user message. Each result becomes a separate message, before the rest of the user message.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class AnthropicMessages(Api):
 
 
 def _as_messages(message: Any) -> list[dict[str, Any]]:
-    """Convert a message to messages of the chat-completions API. Raises RefusedError: a block of it cannot become
-    tokens."""
+    """Convert a message to messages of the chat-completions API. Raises RefusedError: the message is malformed, or has
+    a block that cannot become tokens."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise RefusedError(f"a message must have a role of user, assistant or system, not {message!s:.100}")
@@ -172,11 +172,11 @@ def _text(content: Any) -> str:
                 if block.get("type") != "text":
                     raise _unrecordable(block.get("type"))
             return "".join(str(block.get("text") or "") for block in content)
-    raise RefusedError(f"a content must be a text, or a list of blocks, not {content!s:.100}")
+    raise RefusedError(f"content must be a text, or a list of blocks, not {content!s:.100}")
 
 
 def _content(content: Any) -> Any:
-    """The content as a text. If it has an image, it is a list of parts as in the chat-completions API."""
+    """Convert the content to a text, or to a list of parts of the chat-completions API if it has an image."""
     if not isinstance(content, list) or not any(_is_image(block) for block in content):
         return _text(content)
     return [_image(block) if _is_image(block) else {"type": "text", "text": _text([block])} for block in content]

@@ -3,8 +3,8 @@ protocols have.
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
 A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The sampling parameters come from
-the episode's ticket, the order of the replay to play it. If a request has other values, they have no effect, and the
-request is answered and counted.
+the episode's ticket, the replay's permission to play the episode. If a request has other values, they have no effect,
+and the request is answered and counted.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _WORDS = re.compile(r"\s*\S+|\s+\Z")
 class PolicyRequest:
     """A request for `count` completions.
 
-    - `wants_call`: the caller wants a tool call. The policy may still answer without one
+    - `wants_call`: the agent wants a tool call. The policy may still answer without one
     - `overridden`: the names of the request's settings that have no effect
-    - `options`: settings for the answer, which only this protocol has
+    - `options`: settings for the answer that only the request's protocol has
     """
 
     completion: CompletionRequest
@@ -110,8 +110,8 @@ def new_id(prefix: str) -> str:
 
 
 def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
-    """Read the token limit of a completion from the first of `names` that the body has; None if it has none of them.
-    Raises RefusedError: the limit is not a positive integer."""
+    """Read the token limit of a completion from the first of the fields `names` that the body has. Returns None if it
+    has none of these fields. Raises RefusedError: the limit is not a positive integer."""
     for name in names:
         limit = body.get(name)
         if limit is not None:
@@ -122,11 +122,11 @@ def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(stop: Any, name: str) -> tuple[str, ...]:
-    """Read the texts at which a completion ends from `stop`, the field `name` of a request. Raises RefusedError: `stop`
-    is malformed."""
+    """Read `stop`, the value of a request's field `name`: the texts at which a completion ends. Raises RefusedError:
+    `stop` is malformed."""
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(each, str) for each in texts):
-        raise RefusedError(f"{name} is {stop!s:.100}; it must be a text, or a list of up to {MAX_STOPS}")
+        raise RefusedError(f"{name} is {stop!s:.100}; it must be a text, or a list of up to {MAX_STOPS} texts")
     return tuple(each for each in texts if each)
 
 
@@ -154,7 +154,8 @@ def only_named(tools: tuple[Message, ...], names: Sequence[Any]) -> tuple[Messag
 
 
 def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Raises RefusedError: the body has a field that is a key of `reasons`. The value is the reason for the refusal."""
+    """Raises RefusedError: the body has a field that must be refused. `reasons` maps the names of such fields to the
+    reasons."""
     for name, reason in reasons.items():
         if body.get(name):
             raise RefusedError(f"{name}: {reason}")
@@ -188,7 +189,7 @@ def pieces(text: str) -> list[str]:
 
 
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """A server-sent event."""
+    """Write a server-sent event with `data`, and with a name unless `name` is empty."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n".encode()
 

@@ -28,8 +28,8 @@ async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, im
     """
     environment = dict(actor.agent_environment)
     for each in (os.environ, environment):
-        # An agent's HTTP client would use a proxy that the environment names, but a proxy cannot reach this host's
-        # loopback interface.
+        # An agent's HTTP client would use the proxy that an environment variable names, but a proxy cannot reach this
+        # host's loopback interface.
         reach_directly([actor.chat_api_host], each)
     where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
     if actor.agent is not None:
@@ -63,8 +63,8 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 
 def _tell(path: Path, url: str, key: str) -> None:
-    """Write the address and the key with which agents request episodes to the file `path`, in a folder that only this
-    user may read."""
+    """Write a file with the address and the key that agents need to request episodes. Only the user of this process may
+    read its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

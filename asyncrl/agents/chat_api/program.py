@@ -1,8 +1,8 @@
-"""Agents that are programs, which may have another Python, other packages or another language.
+"""Agents that are programs, which may use another Python, other packages or another language.
 
 A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..., "api_key": ...}`. It answers with one
-line, which may have `rewards`, `metrics` and `turns`, or `error`. All further lines that it prints are ignored. If an
-answer repeats the `api_key`, it counts only for the episode with this key, even if it comes late.
+JSON object in a line, which may have `rewards`, `metrics` and `turns`, or `error`. Lines without a JSON object are
+ignored. If an answer repeats the `api_key`, it counts only for the episode with this key.
 
 A program that ends, hangs or prints without end fails only its own episode. Each program leads a process group, which
 is killed when the program's work is over or the actor ends.
@@ -52,7 +52,7 @@ _BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
 """The maximum seconds for which the actor still reads the output of a program that has ended. The output may stay open
-longer, because processes that left the program's group hold it."""
+longer, because processes that left the program's group may hold it open."""
 
 ENDING_S = 5.0
 """Seconds in which a program that plays only one episode must end after its answer."""
@@ -60,7 +60,7 @@ ENDING_S = 5.0
 
 @dataclass(slots=True)
 class ProgramCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
     - `started`: programs that were started
     - `failed`: episodes that failed because of their program
@@ -83,7 +83,7 @@ class AgentPrograms:
         self.counts = ProgramCounts()
         self._command = command
         self._environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        # Without this, the answers of a Python program would wait in its output buffer.
+        # Without PYTHONUNBUFFERED, the answers of a Python program would wait in its output buffer.
         self._environment |= {"PYTHONUNBUFFERED": "1", **environment}
         self._error_logger = ErrorLogger(log)
         self._stays = processes is not None
@@ -92,17 +92,17 @@ class AgentPrograms:
             self._idle.put_nowait(None)
 
     def counters(self) -> Mapping[str, float]:
-        """Counts since the start."""
+        """Counts since the actor started."""
         return {f"agent_programs_{name}": count for name, count in asdict(self.counts).items()}
 
     async def close(self) -> None:
-        """End the idle programs. A program that plays an episode ends with this episode."""
+        """End the idle programs. A program that plays an episode ends when this episode is cancelled."""
         while not self._idle.empty():
             if program := self._idle.get_nowait():
                 await program.end()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Let a program play one episode. Raises AgentError: it reported an error, ended, or gave no valid answer."""
+        """Let a program play one episode. Raises AgentError: the program reported an error, or gave no valid answer."""
         request = {"task": task_body(task), "base_url": base_url, "api_key": api_key}
         program = await self._idle.get() if self._stays else None
         kept = False
@@ -194,8 +194,8 @@ class AgentProgram:
     async def play(self, request: Mapping[str, object], last: bool) -> dict[str, object]:
         """Send a request and wait for its answer.
 
-        `last` says that no request follows. Then the program may end with status 0 and without a line that looks like
-        an answer, and the result is {}. Raises ProgramError: the program ended in another way.
+        `last` says that no request follows. In this case, the program may end with status 0 and without a line that
+        looks like an answer. The result is then {}. Raises ProgramError: the program ended in another way.
         """
         answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._answer, self._key, self._unread = answer, request["api_key"], b""
@@ -226,7 +226,7 @@ class AgentProgram:
             self._answer = None
 
     async def end(self) -> None:
-        """Kill the group of the program, and wait for its end."""
+        """Kill the program's process group, and wait until the program has ended."""
         self._stop()
         self._close_given()
         await self._ended
@@ -251,7 +251,7 @@ class AgentProgram:
             self._given = -1
 
     async def _send(self, line: bytes, last: bool) -> None:
-        """Write a line in pieces. Each piece is written once the program has read the piece before it."""
+        """Write a line in pieces. If the pipe is full, wait until the program has read from it."""
         # A program that does not read must not block the event loop.
         rest = memoryview(line)
         while rest:
@@ -302,7 +302,8 @@ class AgentProgram:
             self._answer.set_result(answer)
 
     def _note_unread(self, line: bytes) -> None:
-        """Keep an unreadable line that looks like an answer: if the program then ends, this is an error."""
+        """Keep an unreadable line that looks like an answer. If the program ends without an answer, the error shows
+        this line."""
         if line.removeprefix(_BOM).lstrip().startswith(b"{"):
             self._unread = self._unread or line[:SHOWN]
 

@@ -1,8 +1,8 @@
 """OpenAI's Responses: reads requests, and writes answers, whole or as streams.
 
-The items of responses and inputs become messages of the chat-completions API. In this protocol the reasoning, the
-message and the calls of one turn are separate items; here they become one message. A request may repeat the whole
-conversation, or name the response that it continues. Responses are stored until the episode ends.
+The items of responses and inputs become messages of the chat-completions API. The reasoning, the message and the calls
+of one turn are separate items in this protocol. Together they become one message. A request may repeat the whole
+conversation, or name the response that it continues, because responses are stored until the episode ends.
 """
 
 from __future__ import annotations
@@ -201,14 +201,15 @@ def _text(content: Any, name: str) -> str:
 
 
 def _content(content: Any, name: str) -> Any:
-    """The content as a text. If it has an image, it is a list of parts as in the chat-completions API."""
+    """Convert the content to a text, or to a list of parts of the chat-completions API if it has an image."""
     if not isinstance(content, list) or not any(_is_image(part) for part in content):
         return _text(content, name)
     return [_image(part) if _is_image(part) else {"type": "text", "text": _text([part], name)} for part in content]
 
 
 def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
-    """The messages. Their images share memory with equal images in `conversations`."""
+    """Return the messages. If `conversations` already have an image, theirs is used, so that each image is in memory
+    once."""
     # Clients repeat all images in each request. Without sharing, each stored response would have a copy of them.
     known = {url: url for messages in conversations.values() for url in _image_urls(messages)}
 
@@ -270,7 +271,7 @@ def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ..
 
 
 def _form(text: Any) -> Any:
-    """The format in a request's `text`, as a `response_format` of chat completions."""
+    """The format in a request's field `text`, as a `response_format` of chat completions."""
     if text is not None and not isinstance(text, dict):
         raise RefusedError(f"text is {text!s:.100}; it must be an object")
     match (text or {}).get("format"):

@@ -18,9 +18,9 @@ from asyncrl.types import LARGEST_FLOAT32, Task
 class AgentResult:
     """The result that an agent may return.
 
-    `rewards` maps the names of the environment's rewards to the rewards. `metrics` has up to MAX_METRICS further
-    numbers by name. `turns` has an entry for each completion, in the order of the answers: a reward, or None for a
-    completion without a reward. It may also be empty.
+    `rewards` maps the names of the environment's rewards to their values. `metrics` has up to MAX_METRICS further
+    numbers by name. `turns` has an entry for each completion, in the order in which they were answered: a reward, or
+    None for a completion without a reward. It may also be empty.
     """
 
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def checked(returned: object) -> AgentResult:
                 "digits, _ . and -"
             )
     if len(metrics) > MAX_METRICS:
-        raise AgentError(f"the agent returned {len(metrics)} metrics; at most {MAX_METRICS} are taken")
+        raise AgentError(f"the agent returned {len(metrics)} metrics; at most {MAX_METRICS} are allowed")
     return AgentResult(rewards, metrics, turns)
 
 

@@ -68,7 +68,8 @@ class Bounds:
 
 
 WITH_IMAGES = Bounds(at_once=64, body_bytes=64 << 20)
-"""The limits for a policy that reads images. Bodies are larger, since a request repeats all images of its conversation.
+"""The limits for a policy that reads images. Bodies may be larger, since a request repeats all images of its
+conversation.
 
 To limit the total bytes, fewer requests are allowed at once.
 """
@@ -76,12 +77,12 @@ To limit the total bytes, fewer requests are allowed at once.
 
 @dataclass(slots=True)
 class ChatCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
     - `answered`: requests that got a completion. `refused`: refused requests.
     - `abandoned`: requests whose client closed its connection before the answer was ready, or whose episode ended.
-    - `branches`: branches with a completion. An episode has several branches, for example, if its agent rewrote the
-      conversation.
+    - `branches`: branches with a completion. A branch is a token sequence that grows turn by turn. An episode has
+      several, for example, if its agent rewrote the conversation.
     - `overridden`: answered requests with settings that had no effect.
     - `wanted_calls`: completions for which the agent wanted a tool call. `unmet_calls`: those of them without a call.
     """
@@ -99,8 +100,8 @@ class ChatCounts:
 class EpisodeEndpoint:
     """An episode that accepts requests with its key.
 
-    `fault` is an error of the engine, or of asyncrl itself, by which a request failed. Errors that the agent raises
-    after such an error are not the agent's fault.
+    `fault` is an error of the engine, or of asyncrl itself, by which a request failed. If the agent then raises an
+    error, too, the episode fails with `fault`, not with the agent's error.
     """
 
     episode: Episode
@@ -156,7 +157,7 @@ class EpisodeServer:
         self.counts.branches += len(episode.recorder.last_completions())
 
     def counters(self) -> Mapping[str, float]:
-        """Counts since the start."""
+        """Counts since the actor started."""
         return {f"chat_api_{name}": count for name, count in asdict(self.counts).items()}
 
     async def _models(self, http: web.Request) -> web.Response:
@@ -247,8 +248,8 @@ class EpisodeServer:
 
 
 def _check_length(episode: Episode, request: CompletionRequest) -> None:
-    """Raises LimitError: the conversation has so many characters that it cannot fit, even if each token is as long as
-    the longest one."""
+    """Raises LimitError: the conversation has too many characters for `max_tokens` tokens, even if each token is as
+    long as the longest one."""
     # The check comes before rendering and encoding, which would block all episodes while they process so long a text.
     limits, characters = episode.limits, count_characters([request.messages, request.tools])
     if characters > limits.max_tokens * episode.chat.longest_piece and limits.truncation == "error":

@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 1 << 20
 _UNKNOWN = "there is no such session, or this is not its key"
 
 Read = Callable[[web.Request], Awaitable[object]]
-"""Reads the body of a request as JSON. Raises RefusedError."""
+"""Reads the body of a request as JSON. Raises RefusedError: the body is too large, comes too slowly, or is not JSON."""
 
 
 class SessionRoutes:
@@ -48,7 +48,7 @@ class SessionRoutes:
         if http.transport is None or http.transport.is_closing():
             self._sessions.give_back(session)
             return web.Response(status=204)
-        # A proxy with TLS reaches this server by plain HTTP. Its client must use https, to keep the key secret.
+        # A proxy with TLS reaches this server by plain HTTP. The proxy's client must use https, to keep the key secret.
         scheme = http.headers.get("X-Forwarded-Proto", http.scheme)
         return web.json_response(session.describe(f"{'https' if scheme == 'https' else 'http'}://{http.host}"))
 

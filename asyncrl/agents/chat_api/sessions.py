@@ -5,7 +5,8 @@
     POST /sessions/ID/end        with the episode's key: ends the episode; it has failed if the body has `error`
 
 A session fails if its agent sends no request for `actor.session_timeout_s` seconds. Then its episode is played again in
-another session. A session that has ended, or whose actor has died, is unknown: its agent must request a new one.
+another session. Once a session has ended, or its actor has died, requests with the session's key are refused. Its agent
+must request a new session.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class SessionOverError(AsyncrlError):
 
 @dataclass(slots=True)
 class SessionCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
     - `started`: sessions that agents took; `failed`: sessions that agents reported as failed; `silent`: sessions that
       timed out.
-    - `refused`: results of agents that were refused.
+    - `refused`: refused results.
     """
 
     started: int = 0
@@ -52,8 +53,8 @@ class SessionCounts:
 class AgentSession:
     """An episode for an agent that connects. `taken` is true once an agent plays the episode.
 
-    `heard` is the time of the agent's last request, in seconds of the loop's clock. `in_flight` counts its unanswered
-    requests.
+    `heard` is the time of the agent's last request, in seconds of the event loop's clock. `in_flight` is the number of
+    the agent's unanswered requests.
     """
 
     id: str
@@ -86,7 +87,7 @@ class Sessions:
         self._waiting: asyncio.Queue[AgentSession] = asyncio.Queue()
 
     def counters(self) -> Mapping[str, float]:
-        """Counts since the start, and the sessions that wait for an agent now."""
+        """Counts since the actor started, and the number of sessions that wait for an agent now."""
         counts = {f"agent_sessions_{name}": count for name, count in asdict(self.counts).items()}
         return {**counts, "agent_sessions_waiting": sum(not each.taken for each in self._sessions.values())}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, make_policy, prepare_demo, prepared_overrides
-from asyncrl.commands.demo.summary import audit, before_and_after, try_next
+from asyncrl.commands.demo.summary import audit, try_next, written_once
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, exit_status
 from asyncrl.config.load import role_main
@@ -24,7 +24,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.launch.local import train
 from asyncrl.launch.plan import run_or_plan, without_option
 from asyncrl.machine import process
-from asyncrl.runs.report.page import write_report
 from asyncrl.runs.run import Run
 
 MOST_THREADS = 4
@@ -38,8 +37,7 @@ def run(config: TrainConfig, as_json: bool = False) -> int:
     found = audit(run_dir, config.replay.sampler.max_times_sampled)
     sys.stderr.write(
         f"  {'audit':<19}{found['lost']} trajectories lost, {found['trained_twice']} trained twice\n"
-        f"  {'report':<19}{write_report(str(run_dir))}\n"
-        f"{before_and_after(Run(run_dir), config.scoring.shaping.process_weight)}"
+        f"{written_once(run_dir, config.scoring.shaping.process_weight)}"
         f"{try_next(run_dir)}"
     )
     if as_json:
@@ -64,19 +62,19 @@ def main(argv: Sequence[str]) -> int:
         return role_main(train_and_show, words)
     if given.model_only is not None:
         return _make_model(given.model_only)
-    # The command line is checked before the preparation. An existing file replaces each prepared file in this check.
+    # The command line is checked before the files are prepared. So the check gets this file in place of each of them.
     checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *words]
     if without_option(checked)[1]:
         return run_or_plan(train_and_show, checked)
     if refused := role_main(lambda _: None, checked):
         return refused
-    process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
+    process.set_thread_variables(preparation_threads(len(os.sched_getaffinity(0))))
     prepared = prepare_demo(CACHE, SEED, _show)
     return role_main(train_and_show, [*prepared_overrides(prepared), *words])
 
 
 def _make_model(folder: Path) -> int:
-    process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
+    process.set_thread_variables(preparation_threads(len(os.sched_getaffinity(0))))
     make_policy(folder, CACHE, SEED, _show)
     _show(f"the demo's policy is in {folder}: a Hugging Face folder, for model.path={folder}")
     return 0

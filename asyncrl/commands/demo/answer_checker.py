@@ -20,8 +20,8 @@ class AnswerChecker(Interaction):
     The number in an answer is found as the rule `exact_number` finds it. The task's `interaction_kwargs` must have
     `ground_truth`. `config` may have:
 
-    - `tries`: the conversation ends after this number of wrong answers (null: no limit)
-    - `strict`: true if the number must follow `####` (false)
+    - `tries`: the conversation ends after this number of wrong answers (default: null, no limit)
+    - `strict`: true if the number must follow `####` (default: false)
     - `right`, `wrong`: the user's messages
 
     Raises ConfigError: `config` has another key.

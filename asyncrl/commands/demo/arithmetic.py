@@ -28,7 +28,8 @@ _TERM = re.compile(r"(-?\d+)([+*-]?)")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression: `operators[i]` is between `numbers[i]` and `numbers[i + 1]`. Results may be negative numbers."""
+    """An expression: `operators[i]` is between `numbers[i]` and `numbers[i + 1]`. A number that is the result of an
+    operation may be negative."""
 
     numbers: tuple[int, ...]
     operators: tuple[str, ...]
@@ -38,7 +39,7 @@ class Expression:
         return "".join(f"{number}{operator}" for number, operator in pairs)
 
     def reduced(self, operator: str) -> Expression:
-        """Replace the leftmost operation with `operator` by its result, even if precedence forbids that."""
+        """Replace the leftmost operation that has this operator by its result, even if precedence forbids that."""
         index = self.operators.index(operator)
         left, right = self.numbers[index : index + 2]
         result = left + right if operator == "+" else left - right if operator == "-" else left * right

@@ -70,8 +70,8 @@ def prepare_demo(directory: Path, seed: int, progress: Callable[[str], None], ef
 def make_policy(
     folder: Path, directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT
 ) -> None:
-    """Write the policy that the demo trains into a new folder, from the prepared files under `directory` if they exist.
-    Raises ConfigError: the folder exists."""
+    """Write the policy that the demo trains into a new folder. If there are prepared files under `directory`, the
+    policy is copied from them, else it is trained. Raises ConfigError: the folder exists."""
     if folder.exists():
         raise ConfigError(f"{folder} exists: name a new folder")
     prepared = _parts(directory / _fingerprint(seed, effort)).model

@@ -34,7 +34,7 @@ GSM8K = Path(__file__).with_name("gsm8k.txt")
 
 
 class StepScorer(nn.Module):
-    """A value for every token. The value at a step's last token is the step's score."""
+    """Gives every token a value. The value of a step's last token is the step's score."""
 
     def __init__(self, backbone: Qwen3Model) -> None:
         super().__init__()

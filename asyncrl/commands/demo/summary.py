@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from asyncrl.config.commands import runnable
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.errors import AsyncrlError
+from asyncrl.machine.files import write_whole
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.runs.decoding import Decode, decoder
@@ -16,8 +18,11 @@ from asyncrl.text import shortened
 from asyncrl.types import Role, ToolCall, Turn, process_score
 
 LONGEST_TEXT = 100
+SHOWN_FILE = "demo.txt"
+"""The file in the run's folder with the text that the demo showed after the training."""
 ROUNDING = 1e-4
-"""The parts of a reward add up to it within this difference, since rewards are stored as float32."""
+"""The largest difference between a reward and the sum of its parts. They may differ, because rewards are stored as
+float32."""
 
 
 def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
@@ -27,9 +32,27 @@ def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
     return {name: found[name] for name in ("lost", "trained_twice")}
 
 
+def written_once(run_dir: Path, process_weight: float) -> str:
+    """The line of the report, and one task before and after the training. The text is stored, and made again only if
+    the run has trained since then."""
+    text = run_dir / SHOWN_FILE
+    if not _is_newer(text, run_dir / SUMMARY_FILE):
+        # Imported here, because making the text loads transformers. A finished run repeats its stored text without this
+        # wait.
+        from asyncrl.runs.report.page import write_report
+
+        report = f"  {'report':<19}{write_report(str(run_dir))}\n"
+        write_whole(text, f"{report}{before_and_after(Run(run_dir), process_weight)}")
+    return text.read_text()
+
+
+def _is_newer(file: Path, than: Path) -> bool:
+    return file.exists() and than.exists() and file.stat().st_mtime_ns > than.stat().st_mtime_ns
+
+
 def before_and_after(run: Run, process_weight: float) -> str:
     """One held-out task as the policy played it before and after the training, with the parts of both rewards. Empty if
-    the run kept no held-out episodes, as without evaluations."""
+    the run kept no held-out episodes, for example because it had no evaluations."""
     try:
         pair = most_improved(run.kept().rows())
         if pair is None:

@@ -1,4 +1,5 @@
-"""The demo's tokenizer: one token for each byte, so that any text round-trips, and one for each fixed phrase.
+"""The demo's tokenizer: one token for each byte, so that any text can be encoded and decoded without a change, and one
+for each fixed phrase.
 
 The chat template has Qwen's form: `<|im_start|>role ... <|im_end|>`, hermes tool calls, and tool results as
 `<tool_response>` in a user turn. Consecutive tool results share a turn. To keep prompts short, tools are listed only by

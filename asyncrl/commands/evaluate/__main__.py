@@ -65,15 +65,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("target", metavar="RUN|MODEL", help="folder or name of a run, or folder or hub name of a model")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
     parser.add_argument(
-        "--data", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md; a run's data.eval)"
+        "--data", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md); default: a run's data.eval"
     )
-    parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (8)")
-    parser.add_argument("--step", type=int, metavar="K", help="evaluate a run's checkpoint after K steps (the newest)")
+    parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (default: 8)")
     parser.add_argument(
-        "--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that counts as right (1)"
+        "--step", type=int, metavar="K", help="evaluate a run's checkpoint after K steps; default: the newest"
     )
     parser.add_argument(
-        "--samples", type=int, default=0, metavar="S", help="print S attempts of each data source with their scores (0)"
+        "--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that counts as right (default: 1)"
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=0,
+        metavar="S",
+        help="print S attempts of each data source with their scores (default: 0)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="also find group files in DIR")

@@ -23,6 +23,7 @@ from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.preflight.preflight import preflight
+from asyncrl.launch.preflight.task_files import read_files
 from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
@@ -77,6 +78,8 @@ def evaluate(
     checkpoint does not exist. Raises StoppedError: `stop` was set. Raises AsyncrlError: the evaluation failed.
     """
     config, checkpoint = request.read(), None
+    # The tasks are read before anything loads torch, so that a wrong column is refused at once.
+    read = read_files(run_tasks(without_training(config, request, Path(config.run.dir))))
     if request.run is not None and steps is None:
         checkpoint = checkpoint_of(request.run, config.learner, None)
         steps = checkpoint.steps
@@ -88,7 +91,7 @@ def evaluate(
     measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
     require_same(values_of(measured), folder)
     if not has_ended:
-        preflight(config)
+        preflight(config, read=read)
     with exclusively(folder):
         end_here(folder)
         if checkpoint is not None and not model.exists():
@@ -109,8 +112,8 @@ def evaluate(
 
 
 def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
-    """The folder of an evaluation. Unless run.name is set, its name has the step, the first file and the number of
-    attempts."""
+    """The folder of an evaluation. Unless run.name is set, its name has the step (or the model's name), the first file,
+    and the number of attempts."""
     evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
     name = f"{evaluated}-{Path(request.data[0]).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):

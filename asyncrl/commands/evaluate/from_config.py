@@ -82,7 +82,8 @@ class EvaluationRequest:
             raise ConfigError(f"experiment: {self.run} gives the configuration; set single keys, or choose groups")
         # If a word such as scoring=NAME chooses a file of a group, the file replaces the run's values of that section.
         config = read_config(self.run)
-        # All roles are on this machine, and the run may still use its ports.
+        # All roles of the evaluation are on this machine. They get ports of their own, because the run may still use
+        # its ports.
         cluster = replace(
             config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
         )
@@ -138,7 +139,7 @@ def require_same(now: Mapping[str, Any], folder: Path) -> None:
 
 
 def play(config: TrainConfig, folder: Path, stop: threading.Event) -> None:
-    """Start the roles, with the evaluator instead of a learner, and wait for its end.
+    """Start the roles, with the evaluator instead of a learner, and wait until the evaluator ends.
 
     Raises StoppedError: `stop` was set. Raises RunFailedError: a role failed too often.
     """

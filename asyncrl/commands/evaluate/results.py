@@ -2,7 +2,7 @@
 lengths, pass@k, best@k, maj@k and failures.
 
 An attempt is right if its outcome is at least a threshold. `replay.estimates` computes the three estimates at k, from
-the tasks with at least k scored attempts. A failed attempt only counts as failed.
+the tasks with at least k scored attempts. A failed attempt counts as failed, and in no mean or estimate.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _summarise(tasks: Sequence[Sequence[TrajectoryRecord]], attempts: int, thres
 
 
 def _reasons(stored: StoredRun, failed: int) -> dict[str, int]:
-    """The `failed` attempts counted by the reason of their last failure, the most frequent reason first."""
+    """Count the `failed` attempts by the reason of their last failure, the most frequent reason first."""
     last: dict[str, DeadLetter] = {}
     done = {record.group for record in _evaluated(stored)}
     for _, letter in stored.dead_letters():
@@ -149,8 +149,8 @@ def _shown(value: float | None) -> str:
 def _notes(result: EvaluationResult) -> list[str]:
     lines = [
         f"means are over scored attempts; an attempt is right if its outcome is at least {result.threshold:g}",
-        "pass@k: one of k attempts is right; best@k: the best outcome of k; maj@k: the outcome of the most frequent "
-        "answer among k",
+        "pass@k: at least one of k attempts is right; best@k: the best outcome of k; maj@k: the outcome of the "
+        "most frequent answer among k",
     ]
     total = result.total
     few = [f"pass@{k} on {count}" for k, count in total.pass_tasks.items() if count < total.tasks]

@@ -1,4 +1,4 @@
-"""Uploads an exported model to the Hugging Face hub in one commit, so that readers never see a part of it."""
+"""Uploads an exported model to the Hugging Face hub in one commit, so that readers never see an incomplete model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class HubError(AsyncrlError):
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file to upload: its name in the repository, and its path here. If `text` is given, it is the content."""
+    """A file to upload: its name in the repository, and its path on this machine. If `text` is given, it is uploaded
+    instead of the file at `path`."""
 
     name: str
     path: Path

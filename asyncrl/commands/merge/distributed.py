@@ -2,8 +2,8 @@
 
 The file `.metadata` lists the shape of each tensor, and for each of its chunks the offset in the tensor and the
 position in a `.distcp` file. The offsets suffice to merge the chunks of any number of tensor, pipeline and expert
-parallel ranks. Chunks are read with `weights_only`. `.metadata` is a plain pickle, so it is read by an unpickler that
-allows only the classes that these files need.
+parallel ranks. Chunks are read by `torch.load` with `weights_only`, which runs no code from them. `.metadata` is a
+plain pickle, so it is read by an unpickler that allows only the classes that these files need.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def _check_kinds(model: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _without_tied(model: Any, tensors: Mapping[str, Tensor], drop: bool) -> dict[str, Tensor]:
-    """The tensors, with tied tensors under their first name only. With `drop`, this does not check that their values
-    are equal."""
+    """The tensors, with tied tensors under their first name only. With `drop`, tied tensors may have different
+    values."""
     every = dict(model.named_parameters(remove_duplicate=False))
     first = {id(each): name for name, each in model.named_parameters()}
     kept = dict(tensors)
@@ -184,7 +184,7 @@ def _published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with a copy of each tensor that shares memory with an earlier one.
+    """The tensors. A copy replaces each tensor that begins at the same memory address as an earlier one.
 
     If several tensors share memory, transformers writes only one of them, and expects that the model ties them.
     """

@@ -6,8 +6,8 @@ The first DIR may be
 - a folder with a Megatron distributed checkpoint in the format torch_dist
 - a peft folder of LoRA adapters, which are merged into the model that the folder or --config names
 
-It works on the CPU, and needs host memory for one or two copies of the model. For verl and Megatron, the configuration
-and the tokenizer come from the folder `huggingface` that verl writes next to the shards.
+The command works on the CPU, and needs host memory for one or two copies of the model. For verl and Megatron, the
+configuration and the tokenizer come from the folder `huggingface` that verl writes next to the shards.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | Non
 
 
 def _merge_foreign(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
-    # This is imported here, because torch takes seconds, and wrong arguments should be refused at once.
+    # These imports are here because torch takes seconds to load, and wrong arguments should be refused at once.
     from asyncrl.commands.merge.distributed import DistributedTensors, distributed_folder
     from asyncrl.commands.merge.folder import OutputSettings, empty_model, expected_shapes, has_value_head, write_folder
     from asyncrl.commands.merge.megatron import MegatronNames

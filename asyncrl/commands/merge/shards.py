@@ -2,7 +2,8 @@
 
 A file is a pickled state dict of DTensors or plain tensors. A DTensor contains its device mesh and placements. A rank's
 plain tensor is a copy of the whole tensor, some of its rows, or a part of its flattened elements; the shape that the
-model expects shows which. Files are read with `weights_only`, and mapped into memory.
+model expects shows which. Files are mapped into memory, and read by `torch.load` with `weights_only`, which runs no
+code from them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class FsdpShards:
         """
         tensors = {name: self._merge(name, expected.get(name)) for name in self._states[0]}
         split = [name for name, whole in tensors.items() if _local(self._states[0][name]).shape != whole.shape]
-        # The parts of a single tensor may be equal, as in a bias of zeros.
+        # The parts of a single tensor may be equal, as in a bias of zeros. So it is an error only if no sharded tensor
+        # has different parts.
         if split and not any(map(self._has_other_parts, split)):
             raise CheckpointError(
                 "two ranks have the same part of every sharded tensor: the file of one rank was probably copied over "
@@ -82,7 +84,8 @@ class FsdpShards:
         return tensors
 
     def _has_other_parts(self, name: str) -> bool:
-        """True if no more ranks have equal parts of a sharded tensor than its replicas explain."""
+        """True if the ranks have different parts of a sharded tensor, apart from the copies that its replicas
+        explain."""
         shards = [state[name] for state in self._states]
         parts = [_local(each).reshape(-1).view(torch.uint8).numpy() for each in shards if _local(each).numel()]
         return len({xxh3_64_intdigest(each.data) for each in parts}) * _count_of_copies(shards[0]) >= len(parts)

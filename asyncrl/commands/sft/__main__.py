@@ -21,6 +21,7 @@ from asyncrl.config.changes import values_of
 from asyncrl.config.commands import runnable
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
+from asyncrl.config.refusals import ELSEWHERE
 from asyncrl.config.schema import (
     ClusterConfig,
     CriticConfig,
@@ -31,6 +32,7 @@ from asyncrl.config.schema import (
     SftConfig,
     TrainConfig,
 )
+from asyncrl.data.demonstrations import check_columns
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.claim import changes_of, claim, is_finished
 from asyncrl.launch.local import LEARNER
@@ -54,18 +56,22 @@ OWN_DEFAULTS = ("run.name=sft", "learner.group_size=1")
 
 
 def run(config: TrainConfig) -> None:
-    """Check the models, render the demonstrations, and fine-tune in a supervised process, from the newest checkpoint if
-    there is one.
+    """Check the models, render the demonstrations, and fine-tune in another process, from the newest checkpoint if
+    there is one. A supervisor restarts the process after a failure.
 
     Raises StoppedError: a signal or `asyncrl stop` came. Raises RunFailedError: the process failed too often.
     """
-    from asyncrl.episode.from_config import prepare_demonstrations
-
     stop, learner, run_dir = process.stop_on_signals(), config.learner, locations.run_dir(config.run)
     _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
-        changes_of(values_of(config), run_dir)  # Refuse a wrong resume before rendering.
+        changes_of(values_of(config), run_dir)  # Refuse fixed keys that changed, before rendering.
+        for sources in (config.data.train, config.data.eval or ()):
+            if not any(source.startswith(ELSEWHERE) for source in sources):
+                check_columns(sources)
+        # Imported here, since this loads torch, and wrong columns should be refused at once.
+        from asyncrl.episode.from_config import prepare_demonstrations
+
         log.info("checking the models and the demonstrations before anything starts")
         _check_models(config.model, config.critic, config.implicit, config.scoring, learner.optimizer)
         shown = prepare_demonstrations(config, config.data.train, asked)
@@ -121,9 +127,11 @@ def _settle(cluster: ClusterConfig) -> None:
 
 
 def _refuse(run_dir: Path, nodes: int, dataset: str | None, sft: SftConfig) -> None:
-    """Raises ConfigError: a setting works only in `asyncrl train`."""
+    """Raises ConfigError: a setting works only in `asyncrl train`, or the folder holds a run of `asyncrl train`."""
     if nodes > 1:
-        raise ConfigError(f"learner.nodes={nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its GPUs")
+        raise ConfigError(
+            f"learner.nodes={nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its number of GPUs"
+        )
     if dataset is not None:
         raise ConfigError(f"data.dataset={dataset}: fine-tuning needs files of demonstrations: name them in data.train")
     if sft.path:

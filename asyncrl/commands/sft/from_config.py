@@ -115,7 +115,7 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
             stop,
         )
         if ranks.rank == 0:
-            # An earlier process has reported these steps and evaluations, and this process repeats them.
+            # An earlier process may have reported steps and evaluations that this process will repeat.
             for name in ("learner", "evaluation"):
                 remove_steps(metrics_file(folder, name), lambda step: step >= loop.progress.step)
             metrics.resumed(loop.progress.step)

@@ -154,15 +154,16 @@ class Imitation:
     def save(self) -> None:
         """Begin a checkpoint, after the previous one is complete."""
         self.checkpoints.wait()
-        # The helper thread must not start a second checkpoint before this one is recorded.
+        # The helper thread, which may call `save_prepared`, must not start a second checkpoint before this one is
+        # recorded.
         with self.ranks.stopping.lock:
             self.checkpoints.save(self._with_norms(), self.trainer.models)
             self.saved = self.progress.step
 
     def save_prepared(self) -> None:
-        """Begin a checkpoint of the models that the last `checkpoints.prepare` found.
+        """Begin a checkpoint of the weights that `checkpoints.prepare` was last called with.
 
-        A pass may be running, but the weights must be the same as at that `prepare`.
+        A pass may be running, but no weight may have changed since that call.
         """
         self.checkpoints.save_prepared(self._with_norms())
 

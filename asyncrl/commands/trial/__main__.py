@@ -1,6 +1,6 @@
-"""`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
-then the rule's score and the rewards of scoring.steps. Use it to try a new environment, tool, simulated user, rule or
-step reward before a run.
+"""`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens.
+Then it shows the rule's score, and the step scores of scoring.steps or of your class of scoring.prm. Use it to try a
+new environment, tool, simulated user, rule, step reward or process reward model before a run.
 
 TASKS means the same as data.train. The policy is the model of model.path in the embedded engine, or the SGLang server
 of engine.urls (engine.kind=sglang), which keeps its weights. With --answers a script replaces the policy: each line of
@@ -15,8 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import ServerEngine, read_answers
+from asyncrl.commands.trial.answers import read_answers
+from asyncrl.commands.trial.from_config import play
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
@@ -36,27 +35,24 @@ from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
-from asyncrl.config.schema import ActorConfig, EngineConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
-from asyncrl.engine.base import Engine
-from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.fleet.server import InferenceServer
-from asyncrl.engine.from_config import open_server
-from asyncrl.engine.scripted import VERSION, ScriptedEngine
+from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
-from asyncrl.observe.shown_text import shown_text
 from asyncrl.sandbox.sandboxes import open_sandbox
 from asyncrl.scoring.answers import rule_input, texts_of_steps
+from asyncrl.scoring.models.registry import load_prm
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
+from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.step_rewards import StepFunction, StepInput
 from asyncrl.text import reason_of
 from asyncrl.tools.offered import Offer
-from asyncrl.types import Purpose, Task, Ticket, Trajectory
+from asyncrl.types import Lease, Task, Trajectory
 
 NO_MODEL = "none"
 """The value of `model.path` for a script without a model."""
@@ -100,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("tasks", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="index of the task, from 0 (0)")
+    parser.add_argument(
+        "--index", type=int, default=0, metavar="N", help="index of the task, counted from 0 (default: 0)"
+    )
     parser.add_argument("--answers", type=Path, metavar="FILE", help="a script that replaces the policy")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="also find group files in DIR")
     return parser
@@ -128,12 +126,20 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
             config.scoring, lambda: tokenizer, sandbox
         )  # This comes before the episode, so that a wrong rule is refused early.
         step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
-        trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
+        ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
+        chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)
+        script = None if request.answers is None else ScriptedEngine(chat, tokenizer, read_answers(request.answers))
+        prm = load_prm(config.scoring.prm) if "." in config.scoring.prm.family else None
+        trajectory = asyncio.run(play(config, task, chat, script, transcript))
         if trajectory is None:
             return False
         given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
         if not _score(rules, given, transcript):
             return False
+        if prm is not None:
+            return _score_steps(Scorer(config.scoring, tokenizer, prm=prm), task, trajectory, transcript)
+        if config.scoring.prm.is_configured:
+            transcript.unscored_steps("only a class of your own is loaded here, no other model of scoring.prm")
         if step_function is None:
             return True
         texts = texts_of_steps(trajectory, tokenizer)
@@ -151,8 +157,8 @@ def _tools(actor: ActorConfig, task: Task) -> list[str]:
 
 
 def _check_model(model: ModelConfig) -> None:
-    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: an engine that runs
-    elsewhere needs only its tokenizer."""
+    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: if the engine runs
+    elsewhere, only the tokenizer must be in the folder."""
     if model.path != NO_MODEL and not Path(model.path).is_dir() and (reason := missing_model(model)):
         raise ConfigError(f"model.path={model.path}: {reason}")
 
@@ -165,52 +171,6 @@ def _tokenizer(model: ModelConfig) -> Any:
     return build_tokenizer()
 
 
-def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
-    Raises ConfigError: this kind of engine, or this number of servers, cannot play a single episode.
-    """
-    if engine.kind == "embedded":
-        return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
-    if engine.kind != "sglang":
-        # Joining a vLLM server, as an actor must, would end the requests of others.
-        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
-    if len(engine.urls) != 1:
-        raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")
-    return ServerEngine(opened(engine.urls[0]))
-
-
-async def _play(
-    config: TrainConfig, request: TrialRequest, task: Task, tokenizer: Any, transcript: Transcript
-) -> Trajectory | None:
-    """The trajectory; None if the episode failed. Raises ConfigError or DataError: the engine, the environment or the
-    script cannot be used."""
-    actor = config.actor
-    ends = () if config.model.path == NO_MODEL else end_tokens(config.model, actor.end_tokens, tokenizer)
-    chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
-    async with AsyncExitStack() as stack:
-        if request.answers is None:
-            sized = replace(config.engine, max_length=config.engine.max_length or actor.max_tokens)
-            engine = _engine(sized, config.model, config.run.seed, partial(open_server, config))
-        else:
-            engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
-        stack.push_async_callback(engine.close)
-        runner = await open_runner(config, engine, stack, chat=chat, watch=transcript.messages)
-        ticket = Ticket("try", task, "try", 0, Purpose.TRAIN, actor.temperature, engine.version)
-        try:
-            async with asyncio.timeout(actor.episode_timeout_s):
-                trajectory = await runner.run(ticket, lambda: None)
-        except Exception as error:  # noqa: BLE001 - as in a run, a failed episode does not end the process
-            transcript.failure(f"the episode failed: {reason_of(error)}")
-            return None
-    if actor.played_by:
-        texts = (
-            (turn.role.value, shown_text(trajectory, turn.start, turn.end, chat.text)) for turn in trajectory.turns
-        )
-        transcript.messages([{"role": role, "content": text} for role, text in texts])
-    transcript.outcome(trajectory)
-    return trajectory
-
-
 def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
     """Score the episode. Return False if a rule failed."""
     try:
@@ -219,6 +179,16 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
         transcript.failure(f"the rule failed: {reason_of(error)}")
         return False
     transcript.scores(scores, given.answer, given.task.truth_text)
+    return True
+
+
+def _score_steps(scorer: Scorer, task: Task, trajectory: Trajectory, transcript: Transcript) -> bool:
+    """Score the steps of the episode by the process reward model. Return False if the model failed."""
+    (scored,) = scorer.score([Lease(task, trajectory, ("prm",), None, final=False)])
+    if isinstance(scored, ScoringError):
+        transcript.failure(f"the process reward model failed: {scored}")
+        return False
+    transcript.step_rewards(scored.labels.step_scores.tolist())
     return True
 
 

@@ -1,23 +1,36 @@
-"""The engine of `asyncrl try` that samples from a running server, and the reader of scripts for the scripted engine."""
+"""Opens the engines of `asyncrl try` that sample from a model: the embedded engine, or a running server."""
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.engine.base import Generation, PlacedImage
+from asyncrl.config.schema import EngineConfig, ModelConfig
+from asyncrl.engine.base import Engine, Generation, PlacedImage
+from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.server import InferenceServer, Segment
-from asyncrl.engine.scripted import VERSION, Answer, EngineWithoutUpdates
-from asyncrl.errors import DataError
+from asyncrl.engine.scripted import VERSION, EngineWithoutUpdates
+from asyncrl.errors import ConfigError
 from asyncrl.types import Sampling
 
-FORM = '"TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}'
+
+def open_engine(
+    engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]
+) -> Engine:
+    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
+    Raises ConfigError: `asyncrl try` cannot use this kind of engine, or this number of servers.
+    """
+    if engine.kind == "embedded":
+        return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
+    if engine.kind != "sglang":
+        # An engine for vLLM must join the server as an actor does, and this would end the requests of its other users.
+        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
+    if len(engine.urls) != 1:
+        raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")
+    return ServerEngine(opened(engine.urls[0]))
 
 
 class ServerEngine(EngineWithoutUpdates):
@@ -50,34 +63,3 @@ class ServerEngine(EngineWithoutUpdates):
 
     async def close(self) -> None:
         await self._server.close()
-
-
-def read_answers(path: Path) -> list[Answer]:
-    """The answers of a script, one per line. Raises DataError, which names the line."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--answers={path} cannot be read: {error}") from error
-    return [_answer(f"{path}: line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _answer(place: str, line: str) -> Answer:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON: {error}; write {FORM}") from error
-    match found:
-        case str():
-            return found
-        case {"tool_calls": [*calls], **rest} if rest.keys() <= {"content"} and all(map(_is_call, calls)):
-            return {"content": str(rest.get("content") or ""), "tool_calls": calls}
-        case {"content": str(content), **rest} if not rest:
-            return content
-    raise DataError(f"{place} is not an answer; write {FORM}")
-
-
-def _is_call(call: Any) -> bool:
-    match call:
-        case {"name": str(), "arguments": dict(), **rest}:
-            return not rest
-    return False

@@ -66,8 +66,12 @@ class Transcript:
             self._line(f"reason of {name}", text)
 
     def step_rewards(self, rewards: Sequence[float]) -> None:
-        """Show the rewards of the steps, in order."""
+        """Show the rewards or scores of the steps, in order."""
         self._line("steps", ", ".join(f"{reward:g}" for reward in rewards))
+
+    def unscored_steps(self, why: str) -> None:
+        """Show that the steps have no scores."""
+        self._line("steps", f"not scored: {why}")
 
     def failure(self, what: str) -> None:
         """Show why the episode or a rule failed."""

@@ -1,4 +1,4 @@
-"""The combinations of options of `actor`."""
+"""The combinations of options of `actor` that cannot work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def actor_conflicts(actor: ActorConfig, engine_kind: str, insecure: bool) -> Ite
 def _agents(actor: ActorConfig) -> Iterator[str]:
     agent = actor.played_by
     if len(actor.agents) > 1:
-        yield f"{' '.join(actor.agents)}: each of them plays the episodes; leave one of them"
+        yield f"{' '.join(actor.agents)}: each of them plays the episodes; keep only one of them"
     if actor.interactions and agent:
         yield f"actor.interactions {agent}: an agent plays the user itself; leave one of them out"
     if actor.mcp_servers and agent:
@@ -94,8 +94,8 @@ def _response_format(actor: ActorConfig, engine_kind: str) -> Iterator[str]:
         yield "actor.response_format actor.tools: a turn under a grammar cannot call tools; set actor.tools=[]"
     if actor.temperature != 1:
         yield (
-            "actor.response_format actor.temperature: servers report the probability of the tokens that a grammar "
-            "allows only at temperature 1, and no token would be trained without it; use 1"
+            "actor.response_format actor.temperature: only at temperature 1 do servers report the probability of the "
+            "tokens that a grammar allows, and no token would be trained without it; use 1"
         )
 
 

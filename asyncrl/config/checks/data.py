@@ -1,4 +1,4 @@
-"""The combinations of options of `data`."""
+"""The combinations of options of `data` that cannot work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The combinations of options for the hosts of a run's processes and for their addresses."""
+"""The combinations of options that cannot work, for the hosts and the addresses of a run's processes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def hosts_conflicts(learner: LearnerConfig, network: NetworkConfig) -> Iterator[
         return
     host, _, port = (learner.rendezvous or "").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        yield "learner.rendezvous learner.nodes: give an address of host 0 and a free port of it, such as 10.0.0.1:5757"
+        yield "learner.rendezvous learner.nodes: give an address of host 0 and a free port on it, such as 10.0.0.1:5757"
     elif not is_loopback(host) and not network.insecure:
         yield f"network.insecure: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
     elif not network.replay_port:
@@ -118,7 +118,7 @@ def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: Net
 
 
 def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> Iterator[str]:
-    """The reasons why ports overlap or are too large, or why other machines could reach an address without a key. With
+    """The ports that overlap or are too large, and the addresses that other machines could reach without a key. With
     `makes_keys` the launcher makes keys for such addresses."""
     addresses = {
         _key(network.replay_host, "replay"): network.replay_address,

@@ -1,4 +1,4 @@
-"""The combinations of options of `engine`, and the form of server arguments."""
+"""The combinations of options of `engine` that cannot work, and the form of server arguments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from asyncrl.config.quoting import list_word
 from asyncrl.config.schema import ActorConfig, EngineConfig
 
 VLLM_COLDEST = 0.01
-"""The lowest temperature above 0 at which vLLM samples. It raises temperatures between 0 and this value to this value,
-without an error."""
+"""The lowest temperature above 0 at which vLLM samples. vLLM raises a lower one to this value without an error."""
 
 NAME_OF_ARGUMENT = re.compile(r"--[^=\s]*\s")
-"""An option's name and the space before its value, if both are in one word."""
+"""The name of a server's option and the space after it, at the start of a word that also has the option's value."""
 NEXT_ARGUMENT = re.compile(r"\s+(?=--\w)")
 LIST_OF_ARGUMENTS = re.compile(r"\s*\[\s*['\"]?--.*\]\s*", re.DOTALL)
 """A whole list of options in one word, as quotes around the list produce it."""

@@ -1,4 +1,4 @@
-"""The combinations of options of the learner, of its critic and of adapters."""
+"""The combinations of options of the learner, of its critic and of adapters that cannot work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
 
 
 def learner_conflicts(config: TrainConfig) -> Iterator[str]:
-    """The combinations of options of `learner`, `critic` and `implicit`, and those of adapters."""
+    """The combinations that cannot work, of options of `learner`, `critic`, `implicit` and adapters."""
     learner, model, critic, implicit = config.learner, config.model, config.critic, config.implicit
     adapters = {"model": model.lora, "critic": critic.lora, "implicit": implicit.lora}
     # `asyncrl train` computes the steps from epochs once it has read the data. Then it checks the steps.
@@ -48,7 +48,10 @@ def _batch(learner: LearnerConfig, records_experts: bool) -> Iterator[str]:
     batch, group = learner.batch_size, learner.group_size
     if batch % group:
         multiple = -(-batch // group) * group
-        yield f"learner.batch_size learner.group_size: groups are whole; use a multiple of {group}, such as {multiple}"
+        yield (
+            f"learner.batch_size learner.group_size: a batch consists of whole groups; use a multiple of {group}, such "
+            f"as {multiple}"
+        )
     if batch % learner.minibatches:
         yield "learner.minibatches learner.batch_size: the first must divide the second"
     if learner.router_replay and not records_experts:
@@ -109,8 +112,8 @@ def _shared_critic(critic: CriticConfig, policy_lora: LoraConfig) -> Iterator[st
 
 
 def _lengths(learner: LearnerConfig, critic_warmup: int, observe: ObserveConfig, steps: int) -> Iterator[str]:
-    """The numbers of steps in options that exceed the steps of the run, and a floor of the learning rate that has no
-    schedule. `steps` is 0 if the number is not known yet, or if nothing is trained."""
+    """The options that name more steps than the run has, and a floor of a learning rate that never falls. `steps` is
+    the number of steps of the run. It is 0 if the number is not known yet, or if nothing is trained."""
     if 0 < steps <= critic_warmup:
         yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first key"
     if 0 < steps < learner.warmup_steps:

@@ -1,4 +1,4 @@
-"""The combinations of options of `scoring`."""
+"""The combinations of options of `scoring` that cannot work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
 def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
-    """The combinations of options of `scoring`, also with the algorithm and the replay's filter of groups."""
+    """The options of `scoring` that cannot work together, or with the algorithm or the replay's filter of groups."""
     kinds = configured(scoring)
     if scoring.timeout_s >= scoring.stall_s:
         yield (
@@ -66,7 +66,10 @@ def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
     for source, changes in manager.sources.items():
         if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
             keys = ", ".join(MANAGER_KEYS)
-            yield f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with keys of {keys}"
+            yield (
+                f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of the "
+                f"keys {keys}"
+            )
             continue
         for option in options(ManagerConfig):
             if option.name in (changes or {}) and not option.allows((changes or {})[option.name]):

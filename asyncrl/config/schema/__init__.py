@@ -1,4 +1,4 @@
-"""The schema of the whole configuration, which every role reads: one dataclass a section.
+"""The schema of the whole configuration, which every role reads. Each section is a dataclass.
 
 Every option carries its meaning and its constraint; docs/configuration.md is generated from them. `refusals.py` refuses
 values that break a constraint, and combinations that cannot work.

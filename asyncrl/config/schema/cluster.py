@@ -10,8 +10,8 @@ from asyncrl.config.option import option
 ROLES = ("replay", "scoring", "actor", "learner")
 """The roles of a run, in the order of starting. The servers that an actor starts count as part of the actor."""
 MOST = 100_000
-"""The largest number of hosts, GPUs of a host, actors or scorers. It keeps a typing error from making a start list
-millions of processes."""
+"""The largest number of hosts, GPUs of a host, actors or scorers. So a mistyped number cannot start millions of
+processes."""
 POOL_KEYS = ("nodes", "gpus", "cpus")
 """The keys of a pool: its nodes (1 by default), and the GPUs and CPUs that it has on each of them."""
 

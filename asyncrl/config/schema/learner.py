@@ -22,7 +22,7 @@ class LearnerConfig:
         "[0, inf)",
     )
     epochs: float | None = option(
-        None, "passes through all training tasks; a start computes learner.steps from this number", "(0, inf)"
+        None, "passes through all training tasks; the command computes learner.steps from this number", "(0, inf)"
     )
     batch_size: int = option(
         64,
@@ -39,7 +39,7 @@ class LearnerConfig:
     )
     shared_prefixes: bool | None = option(
         None,
-        "compute only once a prefix that several sequences of a pass share, such as the prompt of a group, and keep "
+        "compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and keep "
         "groups together where that is faster; null: only if the prefix has at least 32 tokens and an eighth of "
         "the sequence's tokens (half of them on GPUs)",
     )
@@ -190,8 +190,8 @@ class LearnerConfig:
 
     @property
     def total_steps(self) -> int:
-        """Learner steps of the whole run. Raises ConfigError: `epochs` is set, and `asyncrl train` has not yet computed
-        the steps from it."""
+        """Learner steps of the whole run. Raises ConfigError: `epochs` is set, and the command has not yet computed the
+        steps from it."""
         if self.epochs is not None:
             raise ConfigError(
                 f"learner.epochs={self.epochs}: only `asyncrl train` computes the steps from epochs; set "
@@ -297,7 +297,7 @@ class SftConfig:
     overlong: str = option(
         "refuse",
         "treatment of demonstrations that are longer than algorithm.sft.max_tokens, also for `asyncrl sft`; refuse: "
-        "the start refuses them; leave_out: they are left out and counted; cut: their end is cut off, and they are "
+        "the command refuses them; leave_out: they are left out and counted; cut: their end is cut off, and they are "
         "counted",
         choices=("refuse", "leave_out", "cut"),
         fixed="a resumed run continues at a row number of the remaining demonstrations",

@@ -24,15 +24,15 @@ class FilterConfig:
     max_tokens: int | None = option(None, "refuse groups that have a trajectory of more tokens", "[1, inf)")
     max_refused: int | None = option(
         256,
-        "the run ends with the reason after this many groups that filters refuse in a row, and at least two batches; "
-        "null: never",
+        "the run ends, and tells the reason, once filters have refused this many groups, and at least two batches, in "
+        "a row (docs/faults.md#filters-refuse-every-group); null: never",
         "[1, inf)",
     )
 
 
 @dataclass
 class SamplerConfig:
-    """The policy that selects complete groups for the next batch."""
+    """The rule by which complete groups are selected for the next batch."""
 
     kind: str = option(
         "oldest",
@@ -62,7 +62,7 @@ class ReplayConfig:
     )
     durability: str = option(
         "fsync",
-        "fsync: stored data survive a power loss; os: stored data survive only a killed process",
+        "fsync: stored data survive a power loss; os: they survive a killed process, but not a power loss",
         choices=("fsync", "os"),
     )
     lease_s: float = option(

@@ -130,8 +130,8 @@ class DataConfig:
     )
     keep_in_memory: bool = option(
         True,
-        "each role reads all rows into memory; false: the start copies all rows into a file in the run's folder, and "
-        "roles read single rows from this file",
+        "each role reads all rows into memory; false: before the roles start, all rows are copied into a file in the "
+        "run's folder, from which roles read single rows",
     )
     dataset: str | None = option(
         None,
@@ -157,7 +157,8 @@ class DataConfig:
     )
     filter_overlong: bool = option(
         False,
-        "leave out tasks whose prompt is longer than data.max_prompt_length; the start measures all prompts",
+        "leave out tasks whose prompt is longer than data.max_prompt_length; all prompts are measured before the roles "
+        "start",
         fixed="stored groups name the tasks that are left",
     )
     truncation: str = option(

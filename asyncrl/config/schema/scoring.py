@@ -12,27 +12,28 @@ from typing import Any
 from asyncrl.config.option import option
 
 GROUP_KIND = "manager"
-"""The kind that scores whole groups. It comes last, so that no member can fail after its group was scored."""
+"""The kind of scoring that scores whole groups. It comes last, so that no member can fail after its group was
+scored."""
 KINDS = ("rules", "steps", "outcome_model", "prm", GROUP_KIND)
 """The kinds of scoring, in the order in which a trajectory passes through them."""
 
 
 @dataclass
 class ShapingConfig:
-    """The shaping of scores into the reward that baselines compare, and the step scores that algorithms read.
+    """The shaping of scores: it makes the reward, which baselines compare, and the step scores, which algorithms read.
 
-    docs/scoring.md has the order of these steps; `scoring=NAME` chooses a preset.
+    docs/scoring.md has the order in which the settings apply; `scoring=NAME` chooses a preset.
     """
 
     outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward", "[0, inf)")
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(
-        0.0, "weight in the reward of the sum of the tools' rewards and the rewards of turns"
+        0.0, "weight in the reward of the environment score, the sum of the rewards of tools and of turns"
     )
     turn_scores: str = option(
         "sum",
-        "how the rewards of turns, of a simulated user, an environment or an agent, become one number",
+        "how the rewards of turns, which a simulated user, an environment or an agent gives, become one number",
         choices=("sum", "last", "mean", "max"),
     )
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
@@ -240,7 +241,7 @@ class ScoringConfig:
 
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:
-    """The configured kinds of scoring: rules always, and the function, models and managers that the configuration
+    """The configured kinds of scoring: rules always, and the step function, models and managers that the configuration
     names."""
     named = {
         "rules": True,
@@ -259,8 +260,8 @@ def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
 
 
 def may_give(config: ScoringConfig, score: str) -> bool:
-    """True if labels of some data source may have this score. Further numbers that a rule or manager returns are
-    always accepted."""
+    """True if episodes of some data source may get this score. Any further number of a configured rule or manager
+    counts as a score too."""
     kind, _, name = score.partition("/")
     shaping, has_manager = config.shaping, any(map(config.manager.of, ("", *config.manager.sources)))
     if name:

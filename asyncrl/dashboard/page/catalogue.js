@@ -9,6 +9,7 @@ const [learner, measured, actor, scorer, replay] = [of(LEARNER), of("evaluation"
 const rate = { rate: true };
 const digits = { only: /^\d+$/ };
 const main = { main: true };
+const FLOW = [...["accepted", "labelled", "trained", "evicted", "filtered", "dropped"].map((name) => [name, name]), ["dead", "given up"]];
 const shareOf = (of, ...and) => ({ of, and, combine: "mean" });
 
 // Means of scores that are not a part of the reward.
@@ -73,11 +74,11 @@ export const FIGURES = [
     ["update", "Size of the updates", [learner("update/kl", "KL (k1)"), learner("update/k3", "KL (k3)")], { unit: "nats" }],
   ]),
   ...group("Flow", [
-    ["flow", "Trajectories per second", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name, { ...rate, main: name === "trained" })),
+    ["flow", "Trajectories per second", FLOW.map(([name, label]) => replay(name, label, { ...rate, main: name === "trained" })),
       { least: 0, about: "Trajectories that the replay accepted for training, labelled and trained, and trajectories that it threw away." }],
-    ["flow_tokens", "Tokens per second, by state", [actor("tokens", "sampled", { ...rate, combine: "sum" }), replay("tokens_accepted", "accepted", rate), replay("tokens_labelled", "labelled", rate), replay("tokens_trained", "trained", rate), replay("tokens_evicted", "evicted", rate), replay("tokens_filtered", "filtered", rate), replay("tokens_dropped", "dropped", rate), replay("tokens_dead", "dead", rate)],
+    ["flow_tokens", "Tokens per second, by state", [actor("tokens", "sampled", { ...rate, combine: "sum" }), replay("tokens_accepted", "accepted", rate), replay("tokens_labelled", "labelled", rate), replay("tokens_trained", "trained", rate), replay("tokens_evicted", "evicted", rate), replay("tokens_filtered", "filtered", rate), replay("tokens_dropped", "dropped", rate), replay("tokens_dead", "given up", rate)],
       { least: 0, about: "Tokens that actors sampled, and sampled tokens of trajectories by their state in the replay." }],
-    ["totals", "Trajectories so far", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name, { main: name === "trained" })), { least: 0 }],
+    ["totals", "Trajectories so far", FLOW.map(([name, label]) => replay(name, label, { main: name === "trained" })), { least: 0 }],
     ["depths", "Queues", [replay("depth_pending", "tickets that wait"), replay("depth_tickets", "open tickets"), replay("depth_waiting", "wait for a scorer"), replay("depth_ready", "groups ready to train", main), replay("depth_groups", "open groups"), replay("depth_dead", "dead letters")],
       { least: 0, about: "The lengths of the replay's queues now." }],
     ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound now")], { unit: "trajectories", about: "Actors wait while both lines meet. The bound follows from replay.max_lag; it is lower while complete groups wait for the learner." }],
@@ -108,7 +109,7 @@ export const FIGURES = [
     ["degenerate", "Signs of reward hacking", [scorer("first_step_share", "tokens in the first step"), scorer("repeated_steps", "repeated steps")], { unit: "share", least: 0 }],
   ]),
   ...group("Failures", [
-    ["failures", "Failures so far", [replay("failures", "episodes"), replay("scoring_failures", "scorings"), replay("dead", "dead letters"), actor("tool_failures", "tools", { combine: "sum" }), actor("server_faults", "servers", { combine: "sum" }), learner("updates_skipped", "updates skipped")], { least: 0 }],
+    ["failures", "Failures so far", [replay("failures", "episodes"), replay("scoring_failures", "scorings"), replay("depth_dead", "dead letters"), actor("tool_failures", "tools", { combine: "sum" }), actor("server_faults", "servers", { combine: "sum" }), learner("updates_skipped", "updates skipped")], { least: 0 }],
     ["tools", "Tool calls so far", [actor("tool_calls", "calls", { combine: "sum" }), actor("tool_refused", "refused", { combine: "sum" }), actor("tool_malformed", "malformed", { combine: "sum" }), actor("tool_unknown", "unknown", { combine: "sum" })], { least: 0 }],
     ["episodes", "Episodes so far", [actor("episodes", "delivered", { combine: "sum" }), actor("truncated", "truncated", { combine: "sum" }), actor("failed", "failed", { combine: "sum" })], { least: 0 }],
   ]),

@@ -155,7 +155,7 @@ class Card {
       entropy.length ? element("p", {}, `Entropy ${number(entropy.at(-1))} nats a token.`) : null,
       shares.length ? element("p", {}, `Newest episodes: ${shares.join(", ")}.`) : null,
       lags.length ? element("p", {}, `Largest lag ${number(lags.at(-1))}`, told.max_lag === null ? "" : ` of ${told.max_lag} allowed`, ".") : null,
-      told.dead ? element("p", {}, element("a", { href: link({ tab: "episodes", view: "dead", run: this.run.key }) }, `${number(told.dead)} dead letters`), ".") : null,
+      told.dead_letters ? element("p", {}, element("a", { href: link({ tab: "episodes", view: "dead", run: this.run.key }) }, `${number(told.dead_letters)} dead letters`), ".") : null,
     ];
   }
 

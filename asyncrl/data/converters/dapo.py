@@ -1,7 +1,7 @@
 """Makes tasks from DAPO-Math-17k (Yu et al., 2025), which is Parquet in verl's layout.
 
-The published file repeats each problem about a hundred times; only the first copy is kept. The rules `exact_number`
-(all answers are integers) and `math` can score the answers.
+The published file repeats each problem about a hundred times; only the first copy is kept. All answers are integers, so
+both the rule `exact_number` and the rule `math` can score them.
 """
 
 from __future__ import annotations

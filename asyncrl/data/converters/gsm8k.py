@@ -38,7 +38,7 @@ def tasks(source: Path, split: str) -> Iterator[Task]:
             row = json.loads(line)
             question, (_, truth) = row["question"].strip(), row["answer"].rsplit("####", 1)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{file}, line {index + 1} has no question and no answer ending in '#### N'") from error
+            raise DataError(f"{file}, line {index + 1} has no question, or no answer that ends in '#### N'") from error
         yield Task(
             id=task_id(DATA_SOURCE, split, index),
             messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}],

@@ -25,7 +25,7 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 def tasks(source: str) -> Iterator[Task]:
     """The tasks. Raises DataError.
 
-    Rows have `problem`, and `answer` or a `solution` whose last box has the answer. Optional: `level`, `type`,
+    Rows have `problem`, and `answer` or a `solution` whose last \\boxed{} has the answer. Optional: `level`, `type`,
     `subject`.
     """
     for place, row in published_rows(source):

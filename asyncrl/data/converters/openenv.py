@@ -1,8 +1,8 @@
-"""Makes tasks of an OpenEnv server. They are the tasks in its list. If it has no list, each is a seed of its
+"""Makes tasks of an OpenEnv server: the tasks in its list. If the server has no list, each task is a seed of its
 environment.
 
     GET /metadata, /list_environments             the environment
-    POST /NAME/num_tasks {"split": "train"}       the number of tasks; 501: there is no list, and a task is a seed
+    POST /NAME/num_tasks {"split": "train"}       the number of tasks; 404, 501: there is no list, and a task is a seed
 
 A task contains the arguments that its episodes send with `reset`.
 """

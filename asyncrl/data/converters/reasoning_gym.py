@@ -1,4 +1,4 @@
-"""Puzzles that reasoning-gym generates (the extra asyncrl[reasoning-gym]).
+"""Makes tasks from puzzles that reasoning-gym generates (the extra asyncrl[reasoning-gym]).
 
 The rule `reasoning_gym` scores answers with the data set's own `score_answer`.
 
@@ -25,7 +25,7 @@ SEED = 0
 """The default seed. Without one, reasoning-gym would use a different seed each time."""
 
 ENTRY = "reasoning_gym"
-"""The field of `extra_info` that has the task's entry of the data set, and the data set's options, both as text."""
+"""The field of `extra_info` with one text: the task's entry in the data set, and the data set's name and options."""
 
 _TUPLE, _PAIRS = "__tuple__", "__pairs__"
 

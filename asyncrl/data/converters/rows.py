@@ -43,15 +43,15 @@ def text_of(value: Any) -> str:
 
 
 def json_of(value: Any) -> Any:
-    """The value of JSON text. Other values are returned unchanged.
+    """Return the value of JSON text. Other values are returned unchanged.
 
-    Raises ValueError: the text is not JSON, or has nan or infinity. Raises RecursionError.
+    Raises ValueError: the text is not JSON, or has nan or infinity; RecursionError: it is nested too deeply.
     """
     return json.loads(value, parse_constant=_no_number) if isinstance(value, str) else value
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _files(source: str) -> list[Path]:
@@ -69,9 +69,12 @@ def _in_order(path: Path) -> tuple[str, int, str]:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    number = 0
     try:
         content = path.read_bytes().removeprefix(BOM_UTF8)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    number = 1
+    try:
         if path.suffix == ".json":
             try:
                 whole = msgspec.json.decode(content, type=Row | list[Row])
@@ -85,5 +88,5 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
             if not line.strip():
                 raise DataError(f"{path}: line {number} is empty; delete it, so that every line is a row")
             yield f"{path}: line {number}", msgspec.json.decode(line, type=Row)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: line {number} is no JSON object: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path}: line {number} is not a JSON object: {error}") from error

@@ -64,7 +64,7 @@ class Assignment:
 class EvaluationLease:
     """The endpoint that is leased to the sessions pinned to the version of `update`.
 
-    `update` is None while no session needs a lease. `endpoint` is None while no endpoint can be leased. A lease ends
+    `update` is None while no session needs a lease, and `endpoint` is None while no endpoint is leased. A lease ends
     `linger_s` after its last session, since the evaluation's next sessions may be about to start.
     """
 
@@ -99,7 +99,8 @@ class EvaluationLease:
         return self.update is not None and pinned == self.update.version
 
     def renew(self, endpoints: Collection[Endpoint]) -> None:
-        """Take or end the lease. Must be called after every change of these `endpoints`, and at intervals."""
+        """Lease one of `endpoints`, or end the lease. Must be called after every change of an endpoint, and at
+        intervals."""
         if self.update is None:
             return
         alive = [endpoint for endpoint in endpoints if endpoint.state is not EndpointState.LOST]

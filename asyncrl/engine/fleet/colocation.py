@@ -4,11 +4,11 @@
 
 Invariants:
 
-- A server's process is started only in our turn, which is the servers' turn. If the learner requests the GPUs
-  meanwhile, it waits until the server has started.
-- In `ending`, each endpoint ends its requests, and its server frees weights and cache. The episodes' turns that this
-  interrupts continue in the servers' next turn on the GPUs. A server that fails here, or takes longer than `RELEASE_S`,
-  is killed, since it may still have memory.
+- A server's process is started only in our turn (the servers' turn). If the learner requests the GPUs meanwhile, it
+  waits until the process has started.
+- In `ending`, each endpoint ends its requests, and its server frees weights and cache. Assistant messages whose
+  generation this interrupts are continued when the servers have the GPUs again. A server that fails to do so, or takes
+  longer than `RELEASE_S`, is killed, since it may still have memory.
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
   is killed, they keep it until they end.
 - After the learner's turn, a server's weights are lost. The server allocates memory for them, loads a whole version,
@@ -80,8 +80,8 @@ class ServerTurns:
         return self._servers[url]
 
     def counters(self) -> dict[str, float]:
-        """The counts since the start: turns, seconds from the learner's request to the return of the lock, and seconds
-        from the beginning of a turn to the first ready server.
+        """Counts since the actor started: the servers' turns, the seconds from the learner's requests to the return of
+        the lock, and the seconds from the beginning of turns to the first ready server.
         """
         return dict(self._counts)
 
@@ -108,7 +108,7 @@ class ServerTurns:
             asked, self._began = self._clock(), None
             self._set(False)
             await self._all_free()
-            # There was no await since the last check, so no process was started since.
+            # `_all_free` has not awaited anything since its last check, so no process has been started meanwhile.
             self.lock.give_back()
             self._counts["gpu_release_s"] += self._clock() - asked
 
@@ -123,9 +123,9 @@ class ServerTurns:
         while held := [each for each in self._servers.values() if each.running and not each.freed]:
             for server in held:
                 if not server.answering:
-                    since.pop(server.url, None)  # The server is starting: another time limit holds.
+                    since.pop(server.url, None)  # The server is starting, which has its own time limit.
                 elif self._clock() - since.setdefault(server.url, self._clock()) > self._release_s:
-                    logger.error("%s has not freed its memory within %g s; it is ended", server.url, self._release_s)
+                    logger.error("%s has not freed its memory within %g s; it is killed", server.url, self._release_s)
                     server.end()
             await asyncio.sleep(POLL_S)
 
@@ -171,8 +171,8 @@ class ServerMemory:
         """End the server's process if it failed after freeing memory and before it had allocated all of it again."""
         if self._freed:
             process = self._turns.process(self._server.url)
-            # The process that freed memory may have ended, which made our call fail. A process started since must not
-            # be killed.
+            # The process that freed memory may have ended, so that the call to its server failed. A process that was
+            # started in its place must not be killed.
             if process.starts == self._freed_by:
                 process.end()
         self._freed.clear()

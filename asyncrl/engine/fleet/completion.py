@@ -2,7 +2,7 @@
 
 A turn keeps its tokens and continues through updates, aborts and lost servers. Each request covers at most one segment
 of a turn, so that only this segment is sampled again if the server dies. A turn under a grammar is one request: see
-partial_turn.
+partial_turn.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TurnCompletion:
             self._routed[session] = turn.routed_from
 
     def forget(self, session: str) -> None:
-        """Forget a session that has ended, and the prefix that a server has computed for it."""
+        """Forget a session that has ended, and the prefix that a server has computed for this session."""
         if self._routed is not None:
             self._routed.pop(session, None)
         self._prefixes.forget(session)

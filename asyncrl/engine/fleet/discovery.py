@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 ROUTER_S = 10.0
 
 Discovery = Callable[[], Awaitable[Sequence[str] | None]]
-"""A function that returns the present urls of the servers; None if they are unknown at the moment."""
+"""A function that returns the urls of the servers, or None if the urls are unknown at the moment."""
 
 
 def listed(urls: Sequence[str]) -> Discovery:

@@ -12,8 +12,8 @@
 | FREED | STALE | the servers' turn on the GPUs begins |
 
 Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Answers wait until the canary,
-a check of log-probs, has `proved` the version. A fault in an update (see updater.py) leads to LOST: a server with
-unknown weights gets no requests until a whole update has succeeded.
+a check of log-probs, has shown that the server has the right weights (`proved`). A fault in an update (see updater.py)
+leads to LOST: a server with unknown weights gets no requests until a whole update has succeeded.
 
 What the server reports about its weights before it has joined is ignored. Requests in flight end with a fault when
 their endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
@@ -67,7 +67,7 @@ class Endpoint:
     - The policy's token ids are less than `vocabulary`.
     - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
     - It records in `pauses` each time that an update stops the server.
-    - With `turns` the server shares its GPUs with the learner, and holds no GPU memory while `rests` is true.
+    - With `turns` the server shares its GPUs with the learner, and has no GPU memory while `rests` returns true.
     - `fault` is the reason why the server is lost, or "".
     """
 
@@ -180,8 +180,8 @@ class Endpoint:
         self._requests.interrupt()
 
     async def leave(self, grace_s: float) -> None:
-        """Give the server up. Requests in flight may end within `grace_s` if the endpoint is READY and its version is
-        proved. If not, they are ended at once."""
+        """Give the server up. Requests in flight may take up to `grace_s` seconds to end if the endpoint is READY and
+        its version is proved. If not, they are ended at once."""
         grace_s = grace_s if self.ready and not self.updater.proving else 0.0
         self._keeper.cancel()
         try:
@@ -284,7 +284,7 @@ class Endpoint:
 
     def _take_requests(self, update: Update) -> None:
         self.version, self._label = update.version, update.label
-        # A request that failed before the verdict is a reason to check the server.
+        # If a request failed before the verdict, the state stays SUSPECT, so that the server is checked.
         self._enter(self.state if self._suspect else EndpointState.READY)
 
     def _log(self, error: Exception) -> None:

@@ -2,8 +2,8 @@
 
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
 get requests. An update returns once the first server serves the new version. The remaining servers follow
-independently, so a slow or dead server delays no request. Meanwhile evaluations may keep a server with the older
-version, which is leased to them: see assignment.
+independently, so a slow or dead server delays no request. Meanwhile a server with the older version may be leased to
+evaluations: see assignment.py.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Fleet:
         session: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Continue `tokens` (see `Engine`). Raises EngineError also if servers fail repeatedly, or none is ready."""
+        """Continue `tokens` (see `Engine`). Raises EngineError also if servers fail repeatedly, or no server is
+        ready."""
         check_ids(tokens, self._vocabulary)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
@@ -157,7 +158,7 @@ class Fleet:
             interrupt(self._turns[session])
 
     def _forget(self, session: str) -> None:
-        """Forget the session's server and the prefix that it has computed."""
+        """Forget the session's server, and the prefix that this server has computed."""
         self._assignment.release(session)
         self._completion.forget(session)
 
@@ -227,8 +228,8 @@ class Fleet:
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 
     def _canary_counters(self) -> dict[str, float]:
-        """The results of the canary at the server with the largest difference, and the failed canaries of all servers
-        together."""
+        """The canary's results at the server whose log-probs differ most, and the number of failed canaries of all
+        servers together."""
         judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
         worst = max(judges, key=lambda judge: judge.difference)
         return {**worst.counters, "canary_failures": self._counts["canary_failures"]}
@@ -258,8 +259,8 @@ class Fleet:
                 logger.warning("the folders of weights are not removed yet; they will be before the process ends")
 
     async def _ready(self, session: str) -> Endpoint:
-        """Wait for an endpoint that can serve the session. Raises EngineError: none is ready for `wait_s`, not counting
-        the learner's turns on shared GPUs.
+        """Wait for an endpoint that can serve the session. Raises EngineError: no endpoint is ready for `wait_s`
+        seconds, not counting the learner's turns on shared GPUs.
         """
         wait_s = self._settings.wait_s
         while True:
@@ -309,8 +310,8 @@ class Fleet:
         task.add_done_callback(self._leaving.pop)
 
     def _rests(self) -> bool:
-        """True in the learner's turn on the GPUs, and afterwards while the servers wait for the version that the
-        learner published in it."""
+        """True in the learner's turn on the GPUs, and after it until the version that the learner published in this
+        turn has arrived."""
         # If the newest version that has arrived is on no server yet, the servers do not rest: the actor fetches the
         # next version only once a server has this one.
         if self._shared is None:

@@ -1,8 +1,9 @@
-"""The folders from which the servers of one actor process load: written by the actor, or links to the learner's.
+"""The folders from which the servers of one actor process load weights. The actor writes them, or makes links to the
+learner's folders.
 
 Every process has one directory in its run's directory, and updates the directory's time stamp while it lives. A
-directory with an old time stamp belongs to a killed process, and no server can still be loading from it. Any actor of
-the run removes it.
+directory with an old time stamp belongs to a killed process, and no server can still be loading from it. The next actor
+of the run that finds such a directory removes it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Folders:
         try:
             before = self.directory.stat().st_mtime
             os.utime(self.directory)
-            # This and all time stamps are from the file system's clock, which may differ from this machine's.
+            # `now` and all time stamps are from the file system's clock, which may differ from this machine's.
             now = self.directory.stat().st_mtime
             if now - before > self._load_s:
                 # This machine was suspended: its other actors might not have updated their directories yet.
@@ -120,9 +121,9 @@ class Folders:
                 self._prune()
             except OSError as error:
                 if not folder.path.exists():
-                    raise UnavailableError(f"{folder.path} was removed; a newer one will follow") from error
+                    raise UnavailableError(f"the folder {folder.path} was removed; a newer one will follow") from error
                 raise WeightsError(
-                    f"{folder.path} cannot be held in {self.directory}, which must be writable here: {error}"
+                    f"{folder.path} cannot be linked into {self.directory}, which must be writable here: {error}"
                 ) from error
         return held
 
@@ -142,7 +143,7 @@ class Folders:
             try:
                 shutil.rmtree(self.directory)
             except OSError as error:
-                logger.warning("%s stays: %s", self.directory, error)
+                logger.warning("%s could not be removed: %s", self.directory, error)
 
     @contextmanager
     def _adding(self) -> Iterator[None]:

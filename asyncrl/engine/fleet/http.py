@@ -1,4 +1,5 @@
-"""HTTP calls to one server. A server that fails and a server that refuses the request raise different errors."""
+"""HTTP calls to one server. A call raises one error if the server fails, and another one if the server refuses the
+request."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _HEADERS = {"Content-Type": "application/json"}
 _NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _BUSY = (408, 429)
 _LARGE = 1 << 16
-"""Bodies of more bytes are sent in pieces, so that the event loop can do other work in between."""
+"""Bodies with more bytes than this are sent in pieces, so that the event loop can do other work in between."""
 
 
 class ServerRefusedError(EngineError):

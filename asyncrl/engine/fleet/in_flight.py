@@ -55,15 +55,15 @@ class RequestsInFlight:
         return await self._idle.wait_for(lambda: not self._scopes, seconds)
 
     async def abort_all(self) -> None:
-        """Let the server end all requests and answer each with its tokens so far. Raises ServerFaultError: some do not
-        end."""
+        """Let the server end all requests and answer each with its tokens so far. Raises ServerFaultError: some
+        requests do not end."""
         for _ in range(int(ABORT_S / ABORT_RETRY_S)):
             if not self._scopes:
                 return
             await self._server.abort()
             if await self.idle(ABORT_RETRY_S):
                 return
-        raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
+        raise ServerFaultError(f"requests did not end within {ABORT_S:g} s after they were aborted")
 
     def interrupt(self) -> None:
         """End all requests in this process, without a message to the server."""

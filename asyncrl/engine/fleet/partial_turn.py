@@ -18,7 +18,7 @@ _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 
 
 class PartialTurn:
-    """A turn that continues `prompt`. It has the segments from the requests so far.
+    """A turn that continues `prompt`. It has the segments that answered the requests so far.
 
     - One request samples at most `segment_tokens`; 0: the whole turn.
     - A turn under a grammar is one request, and starts over when it is interrupted: a server that continued it would
@@ -71,13 +71,14 @@ class PartialTurn:
         return min(self._left, self._segment_tokens or self._left)
 
     def add(self, segment: Segment) -> bool:
-        """Add the answer to the next request. True if the turn is over."""
+        """Add `segment`, the answer to the latest request. Returns true if the turn is over."""
         if self.has_grammar and segment.finish == "cut":
             return False
         if segment.routing is not None:
             self._routing.append(segment.routing)
             self.routed_from = segment.routing.end
-        # Fewer tokens than the request's limit mean that the server's own limit was reached, which ends the turn.
+        # If the finish is `length`, but with fewer tokens than the request's limit, the server's own limit was reached.
+        # This ends the turn.
         own_limit = len(segment.tokens) < self._limit
         is_marked = bool(np.isin(segment.tokens, self._marks).any())
         if is_marked and segment.finish == "cut":
@@ -87,7 +88,7 @@ class PartialTurn:
         return segment.finish == "stop" or (segment.finish == "length" and (own_limit or is_marked or self._left <= 0))
 
     def generation(self, finish: str = "") -> Generation:
-        """The tokens so far. Their finish reason is `finish`, or the last segment's if `finish` is empty."""
+        """Return the tokens so far. The finish reason is `finish`, or the last segment's if `finish` is empty."""
         segments = self._segments or [_NO_TOKENS]
         return Generation(
             _joined([segment.tokens for segment in segments]),
@@ -105,7 +106,7 @@ def without_recomputed(segment: Segment, prompt: int) -> Segment:
     tokens.
 
     The server drops the keys and values of requests at a push. So it computed the tokens sampled before the push again,
-    with newer weights, and reports these experts instead of the experts that sampled the tokens.
+    with newer weights, and reports the experts of this second computation instead of those that sampled the tokens.
     """
     routing = segment.routing
     if routing is None or len(segment.spans) < 2:

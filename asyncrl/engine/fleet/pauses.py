@@ -14,8 +14,9 @@ logger = logging.getLogger(__name__)
 class PushPauses:
     """Measures how long each push stops a server: from the call to stop until the server may sample again.
 
-    `clock` must be the clock of `spans`, in seconds; `spans` records each stop. The preparation of the update and a
-    drain are not part of a stop. A server's first version and failed updates are not counted.
+    `clock` must be the clock of `spans`, in seconds; `spans` records each stop. The preparation of the update, and a
+    drain (the wait for running requests), are not part of a stop. A server's first version and failed updates are not
+    counted.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, spans: Spans | None = None) -> None:

@@ -1,8 +1,8 @@
 """Counts recomputed tokens: those whose keys and values a server of the fleet has computed before.
 
-The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
-until an update flushes them or the server is lost. Then it computes them again. A different server always has to
-compute them.
+The turns of a session, and the requests of a turn, continue the same tokens. A server has the tokens' keys and values
+cached until an update flushes them or the server is lost. After that, the server computes them again. A different
+server always has to compute them.
 """
 
 from __future__ import annotations

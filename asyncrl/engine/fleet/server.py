@@ -44,7 +44,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 class Segment:
     """The unchecked answer to one request: tokens int32[G] with logprobs float32[G].
 
-    - `spans`: they should cover the tokens in order (see `check_segment`)
+    - `spans`: the label of each token's weights; `check_segment` checks that the spans cover the tokens in order
     - `routing`: the requested experts of prompt and answer tokens, or None
     - `routing_fault`: the reason why experts are refused; empty if none are refused
     - `alternatives`: the requested alternatives; None if the server gave none
@@ -102,9 +102,11 @@ def check_segment(segment: Segment, vocabulary: int) -> None:
 
 
 def check_overrides(url: str, wanted: Mapping[str, Any], given: Mapping[str, Any], flag: str) -> None:
-    """Raises ServerFaultError: the server at `url`, started with `given` for its `flag`, lacks some of `wanted`.
+    """Raises ServerFaultError: the server at `url`, which was started with `given` for its `flag`, lacks entries of
+    `wanted`.
 
-    `wanted` is the run's override_config. Without it the server's log-probs would differ from the learner's.
+    `wanted` is the run's override_config. Without these entries, the server's log-probs would differ from the
+    learner's.
     """
     lacking = {name: value for name, value in wanted.items() if name not in given or given[name] != value}
     if lacking:

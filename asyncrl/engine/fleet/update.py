@@ -79,7 +79,8 @@ class Update:
             raise WeightsError(f"version {self.version} cannot be read: {error}") from error
 
     async def folder(self) -> Path:
-        """Get the folder of this version; it stays while it is `kept`. Raises WeightsError: it cannot be written."""
+        """Get the folder of this version. The folder stays while the version is `kept`. Raises WeightsError: it cannot
+        be written."""
         if isinstance(self._weights, Folder):
             return self._weights.path
         assert self._folders is not None
@@ -124,7 +125,7 @@ def _on_device(weights: Weights, device: torch.device) -> Tensors:
 def on_device(tensors: Tensors, device: torch.device) -> Tensors:
     """Copy tensors to `device`. Tensors that are on `device` already are shared."""
     # A GPU copies from pinned memory about eight times as fast as from other memory, but pinning all weights takes
-    # longer than copying them. So they pass through a few pinned buffers.
+    # longer than copying them. So the weights pass through a few pinned buffers.
     if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return {name: tensor.detach().to(device) for name, tensor in tensors.items()}
 

@@ -8,9 +8,9 @@ A server that can tell which version sampled which token is paused, and its requ
 other server must have no requests during its update. Some servers queue an update after their requests: they get the
 update with the abort, and load it while answers are still arriving.
 
-An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server cannot
-answer the canary, so it first resumes its requests. An idle server gets new requests together with the canary. Answers
-to all these requests wait for the verdict on the canary.
+An update has succeeded once the server has passed the version's canary, a check of log-probs (weights/canary.py). A
+paused server cannot answer the canary, so it first resumes its requests. An idle server gets new requests together with
+the canary. Answers to all these requests wait for the verdict on the canary.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class ServerUpdater:
     async def _switch_paused(self, update: Update, serving: bool) -> None:
         server, clock = self._server, self._pauses.clock
         told = clock()
-        # In an in_place pause, a request of an earlier actor or of the server's warm-up would prevent the flush.
+        # Before a flush the pause is `retract`: in an in_place pause, a request of an earlier actor or of the server's
+        # warm-up would prevent the flush.
         await server.pause("retract" if self._flushes(serving) else self._settings.mode)
         stopped = clock()
         await self._load(update, serving)
@@ -165,7 +166,8 @@ class ServerUpdater:
                 salt = update.label if self._settings.salted else None
                 answer = await server.logprobs(check.canary.tokens, salt)
             except EngineError as error:
-                # A server that fails may have wrong weights; a server that refuses cannot answer any canary.
+                # If a server fails, the new weights may be the cause. If it refuses the request, it cannot answer any
+                # canary.
                 advice = "" if isinstance(error, ServerFaultError) else "; weights.canary=false turns the canary off"
                 raise self.canary.refuse(check, by, str(error), advice) from error
             self.canary.judge(check, answer, server.precision, by)
@@ -174,6 +176,6 @@ class ServerUpdater:
             self.refused = {update.version: self.refused.get(update.version, 0) + 1}
             raise
         logger.info(
-            "%s repeats the canary of version %d: %.2g on average, %.2g is allowed",
+            "%s passes the canary of version %d: log-probs differ by %.2g on average, %.2g is allowed",
             *(by, update.version, self.canary.difference, self.canary.allowed),
         )

@@ -28,7 +28,7 @@ def facts_of(host: str, port: int, info: Mapping[str, Any], taken: Sequence[int]
 
 
 def _is_ours(host: str, port: int) -> bool:
-    """True if `host` is this machine: its connections to the host come from the host's own address."""
+    """True if `host` is this machine: then connections from here to `host` come from the address of `host`."""
     try:
         return socket.gethostbyname(host) == address_towards(host, port)
     except OSError:

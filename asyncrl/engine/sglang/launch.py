@@ -78,8 +78,8 @@ def server_command(
 class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
-    The server must answer within `start_s`. After its first successful start, `max_failures` starts in a row may fail.
-    With `turns` it is started only within the servers' turns on the shared GPUs.
+    The server must answer within `start_s` seconds. After its first successful start, `max_failures` starts in a row
+    may fail. With `turns` it is started only within the servers' turns on the shared GPUs.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class LaunchedServer:
         return self.process is not None
 
     def end(self) -> None:
-        """Kill the process, if there is one; `keep` starts the next one."""
+        """Kill the process, if there is one. `keep` then starts another one."""
         if self.process is not None:
             kill_group_soon(self.process)
 
@@ -121,8 +121,8 @@ class LaunchedServer:
         """Keep the server running; returns only by cancellation, and then ends the server.
 
         If the first process was killed before it answered, it is started again, but only once, since SGLang also kills
-        itself if it cannot start. Raises ConfigError: the server never started. EngineError: it ran before, and does
-        not restart.
+        itself if it cannot start. Raises ConfigError: the server never started. EngineError: the server has run, but
+        does not start again.
         """
         has_run, failures = False, 0
         try:
@@ -195,7 +195,7 @@ class LaunchedServer:
             async with asyncio.timeout(STOP_S):
                 while process.poll() is None:
                     await asyncio.sleep(ENDED_POLL_S)
-        # This does not wait, so that all servers end at the same time.
+        # This call does not wait, so that all servers end at the same time.
         kill_group_soon(process)
         # A process counts as running while it holds memory of GPUs, which the learner or the next process needs.
         with suppress(TimeoutError):

@@ -34,7 +34,8 @@ if package is None or not PathFinder.find_spec("sglang.launch_server", package.s
 
 
 def sglang_version(python: str) -> tuple[str, str]:
-    """The version of SGLang in a Python, and "". If SGLang cannot be imported: "", and the reason."""
+    """Return the version of SGLang in a Python, and an empty reason. If SGLang cannot be imported, return an empty
+    version and the reason."""
     try:
         printed, error = _run(python, PRINT_VERSION, {}, PROGRAM_S)
     except TimeoutError as late:
@@ -46,7 +47,7 @@ def sglang_version(python: str) -> tuple[str, str]:
 
 
 def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float = PROGRAM_S) -> str:
-    """The reason why no server starts with a Python in this environment.
+    """The reason why no server can start with the program `python` in this environment.
 
     It is empty if SGLang is installed. It is also empty if the program did not answer in time, which is logged.
     """

@@ -1,8 +1,8 @@
 """Makes SGLang's requests and reads its answers, without a socket.
 
-SGLang computes log-probs after temperature and before any filter, so requests set only the temperature. At temperature
-0, SGLang takes the largest logit and reports log-probs at temperature 1, as an engine must. The sampled tokens include
-the stop token.
+SGLang computes log-probs after the temperature is applied, but before any filter, such as top_p. So requests set only
+the temperature. At temperature 0, SGLang takes the largest logit and reports log-probs at temperature 1, as an engine
+must. The sampled tokens include the stop token.
 
 Under a grammar, SGLang first sets the logits of tokens that are not allowed to -inf. So log-probs are renormalised over
 the allowed tokens (tests/sglang/test_grammars.py).

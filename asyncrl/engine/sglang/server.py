@@ -5,8 +5,8 @@ servers have neither, and crash if they are flushed while they have requests, so
 update.
 
 With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
-in a queue. Their tokens, one for each request, are counted after the update. So they would have the new version
-although the old version sampled them. A pause `retract` empties the queue first.
+in a queue. The tokens of this step, one for each request, are recorded after the update. So they would get the new
+version although the old version sampled them. A pause `retract` empties the queue first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
     - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
-    - A check may take `silence_s`, and a call of an update may take `load_s`.
+    - A check may take `silence_s` seconds, and a call of an update may take `load_s` seconds.
     - `settings` configure the routes of weights, and `look` finds the facts that decide on a route. The actor's own
       servers run on `taken_gpus`.
     - If the policy's `routing` is given, the server must report the experts of tokens.
@@ -97,8 +97,8 @@ class SglangServer:
 
     @property
     def loads_after_requests(self) -> bool:
-        """True if the server has no spans. In such a server an update waits for the requests, unless the
-        server is paused."""
+        """True if the server has no spans, so that its answers do not show which version sampled which token. In such a
+        server an update waits for the requests, unless the server is paused."""
         # With spans, tokens sampled between two parts of an update would be attributed to the new version.
         return not self.spans
 
@@ -145,7 +145,7 @@ class SglangServer:
 
     async def check(self) -> None:
         """Check the server (see `InferenceServer`)."""
-        # The scheduler answers `/server_info`, also during a pause. `/health` would then answer 503.
+        # The scheduler answers `/server_info` during a pause, too, but `/health` answers 503 then.
         await self._get("server_info")
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:

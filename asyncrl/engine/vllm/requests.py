@@ -57,7 +57,8 @@ def completion_body(
 
 
 def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
-    """The body of `/v1/completions` that requests the log-probs of `tokens`; it must sample one token."""
+    """The body of `/v1/completions` that requests the log-probs of `tokens`. One token is sampled, too, since vLLM
+    samples at least one."""
     body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
     return {**body, **NEUTRAL} if salt is None else {**body, **NEUTRAL, "cache_salt": salt}
 

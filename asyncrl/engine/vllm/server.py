@@ -1,8 +1,8 @@
 """Calls one vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. It loads weights from a folder.
 
 A server started with `--enable-scale-out` reports which version sampled which token, so that requests may continue
-through an update. On other servers no request may run during an update. A restart loses the pushed weights; it is
-detected by the server's start time.
+through an update. On other servers no request may run during an update. After a restart the pushed weights are lost; a
+restart is detected by the server's start time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VllmServer:
 
     - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
     - `tied`: true if the policy's output layer is its embedding
-    - A check may take `silence_s`, and an update may take `load_s`.
+    - A check may take `silence_s` seconds, and an update may take `load_s` seconds.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class VllmServer:
             self._started = await self._start_time()
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
-            raise ServerFaultError(f"this is no vLLM server with VLLM_SERVER_DEV_MODE=1: {error!r}") from error
+            raise ServerFaultError(
+                f"{self.url} is no vLLM server that was started with VLLM_SERVER_DEV_MODE=1: {error!r}"
+            ) from error
         self.spans = self._tried_spans = False
 
     def _wrong(self, longest: int, mode: str, device: str) -> str:
@@ -129,7 +131,7 @@ class VllmServer:
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
         answer = await self._http.call("POST", "/v1/completions", msgspec.json.encode(body))
-        # The answer does not show if the server was restarted, and then answered with its folder's weights.
+        # The answer does not show if the server was restarted meanwhile, and answered with the weights of its folder.
         await self.check()
         return read_segment(answer, sampling, stop, label)
 

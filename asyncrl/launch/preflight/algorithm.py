@@ -1,5 +1,5 @@
 """Checks that the algorithm's parts (its loss, its advantages and others) exist, fit together, and get the scores that
-they read. The check is fast, so `asyncrl train` makes it before the slow checks, and with `--plan`, too."""
+they read. The check is fast, so `asyncrl train` runs it before the slow checks, and also runs it with `--plan`."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
     if shaping.prm_aggregation == "per_step":
         yield (
             f"scoring.shaping.prm_aggregation=per_step: algorithm.advantage={parts.advantage.name} does not read the "
-            f"steps that {scorer} scores: choose an algorithm that does, such as algorithm=process_grpo, or another "
-            "prm_aggregation and a scoring.shaping.process_weight"
+            f"step scores of {scorer}. Choose an algorithm that does, such as algorithm=process_grpo, or set another "
+            "prm_aggregation together with scoring.shaping.process_weight"
         )
     elif not shaping.process_weight:
         yield (

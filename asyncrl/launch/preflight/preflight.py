@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import locations
+from asyncrl.config.changes import values_of
 from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import ActorConfig, AlgorithmConfig, ScoringConfig, TrainConfig
 from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.errors import ConfigError, DataError, StoreError, ToolError
 from asyncrl.launch.preflight.algorithm import check_algorithm
-from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage
+from asyncrl.launch.preflight.episode import ManagerTrial
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.learning import check_learning
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
@@ -27,10 +28,12 @@ from asyncrl.launch.preflight.models import (
     check_tokenizer,
     policy_size,
 )
+from asyncrl.launch.preflight.own_code import own_paths
 from asyncrl.launch.preflight.play import check_play
 from asyncrl.launch.preflight.problems import Problems
 from asyncrl.launch.preflight.prompts import prompt_lengths
 from asyncrl.launch.preflight.row_checks import RowChecks
+from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
 from asyncrl.launch.preflight.truths import check_truths
 from asyncrl.network.keys import check_keys
 
@@ -40,69 +43,86 @@ if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
 
 
-def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
-    """Run the `more` checks, and then check everything that the roles will load or need.
+def preflight(
+    config: TrainConfig,
+    *more: Callable[[], None],
+    stop: threading.Event | None = None,
+    read: Mapping[str, TaskFile] | None = None,
+    open_pool: Callable[[Mapping[str, Any]], Pool] = open_trial_pool,
+) -> None:
+    """Run the `more` checks, and then check everything that the roles will load or need. `read` has the result of
+    `read_files`, which is then not read again.
 
     It checks keys, ports, devices, data, models, tools, the chat template, rules and the parts of the algorithm, such
-    as its loss. A check is left out if one of its inputs was refused. Checks that read all rows take long, so they run
-    only if all others have passed.
+    as its loss. The user's own tools, environments, users and scorers run in a child process, which `open_pool` opens.
+    A check is left out if one of its inputs was refused. Checks that read all rows take long, so they run only if all
+    others have passed.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
-    from asyncrl.actor.from_config import open_runner
     from asyncrl.chat.from_config import open_chat
     from asyncrl.data.from_config import run_tasks
     from asyncrl.episode.from_config import prepare_demonstrations
     from asyncrl.launch.preflight.datasets import make_tasks
-    from asyncrl.modelling.tokenizer import open_tokenizer
-    from asyncrl.scoring.verifier import Verifier
 
     actor, scoring, learner, sft = config.actor, config.scoring, config.learner, config.algorithm.sft
     found, missing = Problems(stop), missing_data(config.data, sft.path)
     found.extend(map(DataError, missing.values()))
     found.check(*more)
     tasks = run_tasks(config)
-    files = _task_files(tasks, partial(make_tasks, config), missing, found)
-    if config.replay.source is not None:
-        found.check(partial(_check_source, Path(config.replay.source)))
-    found.check(partial(check_keys, config.network.keys))
-    if config.cluster.launcher == "local":  # Other hosts cannot be checked here. The placement checks their devices.
-        found.check(partial(check_ports, config.network, learner, config.replay.shards))
-        found.check(partial(check_devices, config))
-    found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
-    with found.collected():
-        check_algorithm(config)
-        _probe_parts(config.algorithm, learner.group_size)
-    trains = learner.epochs is not None or learner.total_steps > 0
-    found.check(partial(check_play, actor, files, trains))
+    files = _task_files(tasks, partial(make_tasks, config), read or {}, missing, found)
     open_own_chat = cache(partial(open_chat, config))
-    with found.collected():
-        _check_models(config, open_own_chat, files, found)
-    if not found.any:
-        RowChecks(
-            actor,
-            tasks,
-            TrialStage(cache(partial(open_tokenizer, config.model)), open_own_chat, partial(open_runner, config)),
-            partial(EpisodeJudge, scoring, partial(Verifier, scoring, config.model, actor.sandbox)),
-            partial(prompt_lengths, config, stop),
-            partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None,
-        ).run(files, found, stop)
+    with closing(TrialProcess(values_of(config), stop, open_pool)) as trial:
+        if files and own_paths(actor, scoring):
+            trial.begin()
+        if config.replay.source is not None:
+            found.check(partial(_check_source, Path(config.replay.source)))
+        found.check(partial(check_keys, config.network.keys))
+        if (
+            config.cluster.launcher == "local"
+        ):  # Other hosts cannot be checked here. The placement checks their devices.
+            found.check(partial(check_ports, config.network, learner, config.replay.shards))
+            found.check(partial(check_devices, config))
+        found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
+        with found.collected():
+            check_algorithm(config)
+            _probe_parts(config.algorithm, learner.group_size)
+        trains = learner.epochs is not None or learner.total_steps > 0
+        found.check(partial(check_play, actor, files, trains, trial))
+        with found.collected():
+            _check_models(config, open_own_chat, files, found)
+        if not found.any:
+            RowChecks(
+                actor,
+                scoring,
+                tasks,
+                open_own_chat,
+                partial(ManagerTrial, scoring, config.model, stop),
+                partial(prompt_lengths, config, stop),
+                partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None,
+            ).run(files, trial, found, stop)
     found.raise_all()
 
 
 def _task_files(
-    tasks: RunTasks, make: Callable[[Sequence[str]], None], missing: Collection[str], found: Problems
+    tasks: RunTasks,
+    make: Callable[[Sequence[str]], None],
+    read: Mapping[str, TaskFile],
+    missing: Collection[str],
+    found: Problems,
 ) -> list[TaskFile]:
     """Return the tasks of data.train and data.eval that can be read. If both are the same files, they are returned only
     once.
 
-    `make` makes the tasks of sources that roles cannot read themselves.
+    `make` makes the tasks of sources that roles cannot read themselves. `read` has the tasks that were read before.
     """
     files: list[TaskFile] = []
     for key, sources in {"data.train": tasks.data.train, "data.eval": tasks.data.eval}.items():
         with found.collected():
-            if sources and key not in missing and not (files and sources == tasks.data.train):
+            if key in read:
+                files.append(read[key])
+            elif sources and key not in missing and not (files and sources == tasks.data.train):
                 if found.any and tasks.made_file(sources) is not None:
                     continue
                 make(sources)

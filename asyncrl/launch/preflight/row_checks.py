@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.schema import ActorConfig
+from asyncrl.config.schema import ActorConfig, ScoringConfig
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
-from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage, check_episodes
+from asyncrl.launch.preflight.episode import ManagerTrial, check_episodes
 from asyncrl.launch.preflight.problems import Problems
 from asyncrl.launch.preflight.prompts import check_prompts
+from asyncrl.launch.preflight.trial import TrialProcess
 
 if TYPE_CHECKING:
+    from asyncrl.chat.chat import Chat
     from asyncrl.data.opening import RunTasks
     from asyncrl.data.reading import TaskFile
 
@@ -27,22 +29,26 @@ if TYPE_CHECKING:
 class RowChecks:
     """The checks of a run's rows, with all that they open.
 
-    - `stage` and `open_judge`: for the episodes that are tried.
+    - `open_chat`: the chat of the policy.
+    - `open_managers`: the reward managers, which judge an episode that is tried.
     - `measure`: the lengths of a file's prompts.
     - `prepare`: renders the demonstrations of `algorithm.sft.path`. None: there are none.
     """
 
     actor: ActorConfig
+    scoring: ScoringConfig
     tasks: RunTasks
-    stage: TrialStage
-    open_judge: Callable[[], EpisodeJudge]
+    open_chat: Callable[[], Chat]
+    open_managers: Callable[[], ManagerTrial]
     measure: Callable[[TaskFile], NDArray[np.int32]]
     prepare: Callable[[], object] | None
 
-    def run(self, files: Sequence[TaskFile], found: Problems, stop: threading.Event | None) -> None:
-        """Run the checks with the rows of `files`. Problems go to `found`."""
-        with found.collected(), closing(self.open_judge()) as judge:
-            check_episodes(self.actor, files, self.stage, judge)
+    def run(
+        self, files: Sequence[TaskFile], trial: TrialProcess, found: Problems, stop: threading.Event | None
+    ) -> None:
+        """Run the checks with the rows of `files`. `trial` plays trial episodes. Problems go to `found`."""
+        with found.collected(), closing(self.open_managers()) as managers:
+            check_episodes(self.actor, self.scoring, files, trial, managers)
         if self.prepare is not None:
             found.check(self.prepare)
         if self.actor.played_by:
@@ -50,4 +56,4 @@ class RowChecks:
         with found.collected():
             for file in files:
                 check_prompts(self.tasks.data, file, self.measure)
-        found.check(partial(check_group_demonstrations, self.tasks, self.actor, self.stage.chat, files[:1], stop))
+        found.check(partial(check_group_demonstrations, self.tasks, self.actor, self.open_chat, files[:1], stop))

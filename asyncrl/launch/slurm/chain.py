@@ -1,8 +1,8 @@
 """`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: submits N jobs of Slurm in sequence.
 
 This is for sites where jobs cannot be requeued, or may run only for a short time. Each job resumes the run when the job
-before it has ended, for any reason. Once the run is done, or `asyncrl stop` has stopped it, the remaining jobs end at
-once. `--dry-run` prints the commands that would submit the jobs.
+before it has ended, for any reason. Once the run is done or has solved its tasks, or `asyncrl stop` has stopped it, the
+remaining jobs end at once. `--dry-run` prints the commands that would submit the jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from asyncrl.runs.run import Run
 
 OPTION, DRY_RUN = "--chained=", "--dry-run"
 STOPPED_FILE = "stopped-chain"
-"""The file in the run's folder with the id of a chain that was stopped by hand."""
+"""The file in the run's folder with the id of a chain that was stopped by hand, or whose run has solved its tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ChainLink:
                 return "the run is done"
         with suppress(OSError):
             if (run_dir / STOPPED_FILE).read_text() == self.id:
-                return "the run was stopped by `asyncrl stop`"
+                return "the run was stopped by `asyncrl stop`, or has solved its tasks"
         return ""
 
     def end(self, run_dir: Path) -> None:

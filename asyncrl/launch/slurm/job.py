@@ -53,6 +53,7 @@ from asyncrl.launch.slurm.launcher import SlurmLauncher
 from asyncrl.launch.slurm.ray_nodes import RayNodes, starts_ray
 from asyncrl.launch.slurm.step import NodeReport
 from asyncrl.machine import process
+from asyncrl.runs.run import Run
 
 log = logging.getLogger("asyncrl.slurm")
 
@@ -122,6 +123,8 @@ class Job:
             log.info("%s", error)
             done = False
         if done:
+            if link and Run(run_dir).end() == "solved":
+                link.end(run_dir)
             return 0
         if link and not self.stop.is_set():  # No signal came, so `asyncrl stop` has stopped the run.
             link.end(run_dir)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.config.secrets import shown_value
 from asyncrl.replay.records import DeadLetter
 from asyncrl.runs.advice import FINE
-from asyncrl.runs.failures import group_failures
+from asyncrl.runs.failures import group_failures, shown_end
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.runs.progress import progress_rows
 from asyncrl.text import printable
@@ -25,8 +25,8 @@ WORKERS_SHOWN = 16
 SHOWN_CHARACTERS = 300
 NEWEST_IDS = 3
 MIB = 1 << 20
-REASONS = {"dead_letters": "dead letters", "evicted": "evicted", "filtered": "filtered groups"}
-"""Counts by reason, and their titles. A table of zeros is not shown."""
+REASONS = {"dead_letters": "{} dead letters", "evicted": "evicted", "filtered": "filtered groups"}
+"""Counts by reason, and their titles with room for the sum. A table of zeros is not shown."""
 
 
 def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
@@ -129,10 +129,14 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     by_lag = {name: {lag: counts.get(lag, 0) for lag in lags} for name, counts in status["lags"].items()}
     leases = status["leases"][:WORKERS_SHOWN]
     blocks = [
-        _table("trajectories", {"total": status["totals"], "a second": rates, "tokens": status["tokens"]}),
-        _table("by state", {"": status["states"]}),
+        _table("trajectories", {"total": status["totals"], "a second": rates, "tokens": status["tokens"]}, shown_end),
+        _table("by state", {"": status["states"]}, shown_end),
         _table("queues", {"": queues}),
-        *(_table(title, {"": status[name]}) for name, title in REASONS.items() if any(status[name].values())),
+        *(
+            _table(title.format(sum(status[name].values())), {"": status[name]})
+            for name, title in REASONS.items()
+            if any(status[name].values())
+        ),
         _table("by lag", by_lag),
     ]
     more = len(status["leases"]) - len(leases)
@@ -218,13 +222,13 @@ def _title(status: Mapping[str, Any]) -> Text:
     return title.append(f"   {status['problem']}", "dim")
 
 
-def _table(title: str, columns: Mapping[str, Mapping[Any, object]]) -> Table:
-    """A table with a row for each key of the columns."""
+def _table(title: str, columns: Mapping[str, Mapping[Any, object]], shown: Callable[[str], str] = str) -> Table:
+    """A table with a row for each key of the columns. `shown` returns the name of a row."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(["", *columns]):
         table.add_column(column, justify="right" if index else "left", header_style="dim")
     for row in dict.fromkeys(key for column in columns.values() for key in column):
-        table.add_row(Text(printable(str(row))), *(str(column.get(row, "-")) for column in columns.values()))
+        table.add_row(Text(printable(shown(str(row)))), *(str(column.get(row, "-")) for column in columns.values()))
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from asyncrl.runs.failures import shown_end
 from asyncrl.runs.lines import Row
 from asyncrl.runs.report.reported import ReportedRun
 from asyncrl.runs.report.svg import Plot, Series
@@ -104,7 +105,7 @@ def speed_plots(run: ReportedRun) -> Iterator[Plot]:
     replays = {name: rows for name, rows in run.roles.items() if name.startswith("replay")}
     for name, rows in list(replays.items())[:MOST_ROLES]:
         of = "" if len(replays) == 1 else f" of {name}"
-        flows = [_by_time(run, rows, flow, flow) for flow in FLOWS if any(row.get(flow) for row in rows)]
+        flows = [_by_time(run, rows, flow, shown_end(flow)) for flow in FLOWS if any(row.get(flow) for row in rows)]
         yield Plot(f"Episodes{of} since the start", _minutes(run), flows, "episodes")
         depths = [_by_time(run, rows, depth, label) for depth, label in DEPTHS.items()]
         yield Plot(f"Queues{of}", _minutes(run), depths, "waiting now")

@@ -1,9 +1,9 @@
 """Qwen2.5-Math-PRM: a small head gives logits for two labels, a wrong and a right step. The logits are read at the
 marker `<extra_0>` after each step.
 
-The folder is the published checkpoint (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B): a Qwen2 backbone with its tokenizer
-and chat template. Its weights contain the head: a linear layer of width H (`score.0`), a ReLU, and a linear layer with
-an output for each label (`score.2`). The second label means a right step.
+The model's folder is the published checkpoint (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B): a Qwen2 backbone with its
+tokenizer and chat template. Its weights contain the head: a linear layer of width H (`score.0`), a ReLU, and a linear
+layer with an output for each label (`score.2`). The second label means a right step.
 
 The input is a chat: a system prompt, the problem as the user, and the steps with their markers as the assistant. The
 built-in head needs no remote code. With `trust_remote_code` the checkpoint's own class is loaded instead, and its
@@ -36,7 +36,7 @@ class Params:
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
-    """The model in the folder. Raises ConfigError: the folder is not of this family."""
+    """Load the model in the folder. Raises ConfigError: the folder has no model of this family."""
     checkpoint = Checkpoint(config, key)
     model, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     if config.trust_remote_code and hasattr(model, "score"):
@@ -47,7 +47,8 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     before, between, _ = chat_frame(tokenizer, ["user", "assistant"], f"{key}.path={config.path}", params.system)
 
     def encode(transcript: Transcript) -> Encoded:
-        """The chat up to the last marker. A marker inside a text is spelled out in characters."""
+        """Return the tokens of the chat up to the last marker. If a text contains the marker, it is encoded there as
+        ordinary characters, not as the marker's token."""
         problem, steps = problem_and_steps(transcript)
         ids = [*before, *written_out(words(tokenizer, problem)), *between]
         reads = []

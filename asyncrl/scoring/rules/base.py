@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from asyncrl.errors import ScoringError
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox
-from asyncrl.text import cut
+from asyncrl.text import cut, short_repr
 from asyncrl.types import Reason, Task, Trajectory
 
 
@@ -118,8 +118,8 @@ def completed(result: Any) -> Any:
     return asyncio.run(wait()) if inspect.isawaitable(result) else result
 
 
-def read_result(result: object) -> tuple[float | None, dict[str, float]]:
-    """The score in a rule's result, and its further numbers by name. The score is None if the rule does not apply.
+def read_result(result: object, rule: str = "a rule") -> tuple[float | None, dict[str, float]]:
+    """The score in the result of `rule`, and its further numbers by name. The score is None if the rule does not apply.
 
     Numbers that are not finite are left out, and counted under NOT_FINITE. Texts under TEXTS are left out too.
 
@@ -127,15 +127,15 @@ def read_result(result: object) -> tuple[float | None, dict[str, float]]:
     """
     given = result if isinstance(result, Mapping) else {"score": result}
     if "score" not in given:
-        raise ScoringError(f"a rule returned {sorted(map(str, given))} without `score`")
+        raise ScoringError(f"{rule} returned {sorted(map(str, given))} without `score`")
     numbers = {
-        str(name): _number(name, value)
+        str(name): _number(f"{rule}'s {name}", value)
         for name, value in given.items()
         if not (name in TEXTS and isinstance(value, str)) and value is not SKIPPED
     }
     score = numbers.pop("score", None)
     if score is not None and not math.isfinite(score):
-        raise ScoringError(f"a rule's score is {score}; it must be a finite number")
+        raise ScoringError(f"{rule}'s score is {score}; it must be a finite number")
     extra = {name: value for name, value in numbers.items() if math.isfinite(value)}
     if len(extra) < len(numbers):
         extra[NOT_FINITE] = float(len(numbers) - len(extra))
@@ -154,8 +154,11 @@ def plain(value: Any) -> Any:
     return value.item() if one else value
 
 
-def _number(name: object, value: object) -> float:
+def _number(name: str, value: object) -> float:
     number = plain(value)
-    if not isinstance(number, Real):
-        raise ScoringError(f"a rule's {name} is {value!r:.100}; it must be a finite number")
-    return float(number)
+    try:
+        if isinstance(number, Real):
+            return float(number)
+    except OverflowError:
+        pass  # A whole number above the largest float, which is refused below.
+    raise ScoringError(f"{name} is {short_repr(value)}; it must be a finite number")

@@ -93,7 +93,7 @@ class RuleSet:
         results = [rule.function(given.copy()) for rule in rules]
         scores: dict[str, float] = {}
         for rule, result in zip(rules, results, strict=True):
-            score, extra = read_result(result)
+            score, extra = read_result(result, rule.name)
             scores |= {rule.name: score} if score is not None else {}
             scores |= {f"{rule.name}/{name}": value for name, value in extra.items()}
         applied = [index for index, rule in enumerate(rules) if rule.name in scores]

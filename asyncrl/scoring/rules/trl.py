@@ -8,8 +8,7 @@ has one episode, so every list has one element.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -18,8 +17,8 @@ from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.plain import copied
 from asyncrl.scoring.answers import prompt_and_response
 from asyncrl.scoring.rules.base import REASON, SKIPPED, RuleInput, completed, plain
-from asyncrl.text import reason_of
-from asyncrl.types import TEXT_PROMPT, Role, Task, ToolCall
+from asyncrl.text import line_of_function, message_of, reason_of, short_repr
+from asyncrl.types import LARGEST_FLOAT32, TEXT_PROMPT, Role, Task, ToolCall
 
 BATCH = ("prompts", "completions", "completion_ids")
 """A function that has one of these parameters is taken for a reward function for TRL."""
@@ -66,6 +65,8 @@ class TrlFunction:
 
     def __init__(self, name: str, reward: Callable[..., Any], params: Mapping[str, Any]) -> None:
         self._name, self._reward, self._params = name, reward, params
+        line = line_of_function(reward)
+        self._place = f" ({line})" if line else ""
         parameters = inspect.signature(reward).parameters
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         self._names = set(parameters)
@@ -94,7 +95,7 @@ class TrlFunction:
         """The reward of one episode.
 
         Raises ScoringError, which names the function and the task: the task lacks a column, the function raised an
-        error, or its result is not a list with exactly one reward.
+        error, or its result is not a list with exactly one reward. The message has the line that defines the function.
         """
         log, task = _Log(), given.task
         self.check(task)
@@ -107,19 +108,33 @@ class TrlFunction:
             raise ScoringError(
                 f"{self._name} raised {reason_of(error)}, at task {task.id}; its completion is {form}"
             ) from error
-        one = _only(result, f"{self._name}, at task {task.id},")
+        try:
+            one = _only(result)
+        except ValueError as error:
+            raise ScoringError(f"{self._name}, at task {task.id}, returned {error}{self._place}") from error
         return {**log.numbers, "score": SKIPPED if one is None else one, REASON: "\n".join(log.texts)}
 
 
-def _only(result: Any, name: str) -> Any:
-    """The only reward in a function's result, which is a list."""
-    if isinstance(result, str | Mapping) or not hasattr(result, "__len__"):
-        raise ScoringError(f"{name} returned {result!r:.100}; it must return a list with a reward for each completion")
-    if len(result) != 1:
-        raise ScoringError(f"{name} returned {len(result)} rewards for 1 completion")
-    one = plain(result[0])
-    if one is not None and not (isinstance(one, Real) and math.isfinite(one)):
-        raise ScoringError(f"{name} returned {one!r:.100}; give a number, or None if the function does not apply")
+def _only(result: Any) -> Any:
+    """The only reward in a function's result: a list, or anything else that has an order and a length, such as an array
+    or a series. Raises ValueError, which completes the sentence `NAME returned ...`."""
+    form = "it must return a list with a reward for each completion"
+    if isinstance(result, str | bytes | Mapping | Set) or not hasattr(result, "__len__"):
+        raise ValueError(f"{short_repr(result)}; {form}")
+    try:
+        rewards = list(result)
+    except Exception as error:
+        raise ValueError(
+            f"{short_repr(result)}, which cannot be read as a list ({message_of(error)}); {form}"
+        ) from error
+    if len(rewards) != 1:
+        raise ValueError(f"{len(rewards)} rewards for 1 completion")
+    one = plain(rewards[0])
+    if one is not None and not (isinstance(one, Real) and abs(one) <= LARGEST_FLOAT32):  # type: ignore[operator]
+        raise ValueError(
+            f"the reward {short_repr(one)}; a reward is a number of at most {LARGEST_FLOAT32:.1e}, or None if the "
+            "function does not apply"
+        )
     return one
 
 

@@ -55,8 +55,8 @@ def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
 
 
 def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> EnvironmentClass:
-    """The class of the task's environment. Raises ToolError: the environment that the task names is not on offer, or it
-    names none."""
+    """The class of the task's environment. Raises ToolError: the environment that the task names is not on offer, or
+    the task names no environment."""
     if "" in classes:
         return classes[""]
     name = task.extra_info.get(ENVIRONMENT)

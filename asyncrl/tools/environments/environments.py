@@ -3,10 +3,10 @@
 Each episode has its own object of the environment's class. `reset` gets the task's row, and returns text or images that
 are added to the prompt. Calls run one after another, even within one turn. `get_call_reward` may reward each call.
 
-If a tool raises, the policy reads the error, because an environment may refuse a move in this way. The environment has
-failed if `get_reward` or `get_call_reward` raises, if `reset` keeps raising, or if a call takes too long, since the
-object's state is then unknown. It has also failed if a tool raises an error that no move can cause, such as an unknown
-name. When the environment fails, the episode fails, and is played again.
+If a tool raises an exception, the policy reads its text, because an environment may refuse a move in this way. The
+environment has failed if `get_reward` or `get_call_reward` raises, if `reset` keeps raising, or if a call takes too
+long, since the object's state is then unknown. It has also failed if a tool raises an error that no move can cause,
+such as an unknown name. When the environment fails, the episode fails, and is played again.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ FAULTS = (NameError, ImportError, SyntaxError)
 """Errors of a tool whose cause is the tool's code, not the policy's move."""
 
 MAX_STUCK = 1000
-"""While this many threads have calls that do not return, no episode begins, because each thread holds memory."""
+"""The maximum number of threads whose call does not return. Once it is reached, no episode begins, because each thread
+holds memory."""
 
 
 @dataclass(slots=True)
 class EnvironmentCounts:
-    """Counts since the start, except `stuck`.
+    """Counts since the actor started, except `stuck`.
 
-    - `resets`: episodes begun
+    - `resets`: episodes that have begun
     - `errors`: errors of tools that the policy read
     - `failures`: failures of environments
     - `stuck`: the current number of threads whose call took too long and has not returned
@@ -97,7 +98,7 @@ class Environments:
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenEnvironment]:
-        """Open the environment of one episode, after its `reset`.
+        """Make and `reset` the environment of one episode.
 
         Raises ToolError: the task names an unknown environment or tool, or `reset` failed.
         """
@@ -171,7 +172,8 @@ def _shown(result: Any) -> Content:
 
 
 def _observation(result: Any) -> Content | None:
-    """Read the result of `reset`. Raises TypeError, and the errors of `read_content`."""
+    """Read the result of `reset`. Raises TypeError: it is no text, no list of texts and images, and not None. Raises
+    also the errors of `read_content`."""
     if isinstance(result, str):
         return _shown(result)
     content = read_content(result)
@@ -181,12 +183,13 @@ def _observation(result: Any) -> Content | None:
 
 
 def _call_reward(result: Any) -> float | None:
-    """Read the result of `get_call_reward`. Raises as `_reward`."""
+    """Read the result of `get_call_reward`. Raises the errors of `_reward`."""
     return None if result is None else _reward(result)
 
 
 def _reward(result: Any) -> float:
-    """Read the result of `get_reward`. Raises TypeError; OverflowError: it is too large for a float."""
+    """Read the result of `get_reward`. Raises TypeError: it is not a finite number; OverflowError: it is too large for
+    a float."""
     if not isinstance(result, Real) or not math.isfinite(result):
         raise TypeError(f"it returned {result!r:.100}, not a finite number")
     return float(result)
@@ -213,7 +216,7 @@ class OpenEnvironment:
         self.shown = [{"type": "function", "function": function} for function in self.functions.values()]
 
     async def reset(self, row: Mapping[str, Any]) -> None:
-        """Make the object and begin the episode. Raises ToolError."""
+        """Make the object and begin the episode. Raises ToolError: one of these failed."""
         self._object = await self._within_limits("__init__", self._cls.make)
         reset = self._object.reset
         observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)), _observation)
@@ -227,7 +230,7 @@ class OpenEnvironment:
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
         """Run the calls one after another. Returns their results.
 
-        Raises ToolError: a call took too long, or its reward failed.
+        Raises ToolError: the environment failed.
         """
         self._environments.tool_counts.calls += len(calls)
         self._call_rewards = []
@@ -236,11 +239,12 @@ class OpenEnvironment:
 
     @property
     def turn_reward(self) -> float | None:
-        """The sum of the rewards of the calls of the last turn. None: no call has a reward."""
+        """The sum of the rewards for the last turn's calls, or None if no call has a reward."""
         return sum(self._call_rewards) if self._call_rewards else None
 
     async def rewards(self) -> dict[str, float]:
-        """The result of `get_reward` by the environment's name; empty without this method. Raises ToolError."""
+        """Maps the environment's name to the result of `get_reward`; empty if the class lacks this method. Raises
+        ToolError: the method failed."""
         if not self._cls.rewards:
             return {}
         return {self._cls.name: await self._within_limits("get_reward", self._object.get_reward, _reward)}
@@ -281,7 +285,7 @@ class OpenEnvironment:
             return f"Error: {_message_of(error)}"
 
     async def _reward_call(self) -> None:
-        """Note the reward of a call that has returned. Raises ToolError."""
+        """Note the reward of a call that has returned. Raises ToolError: `get_call_reward` failed."""
         if self._cls.call_rewards:
             reward = await self._within_limits(CALL_REWARD, getattr(self._object, CALL_REWARD), _call_reward)
             self._call_rewards += [] if reward is None else [reward]
@@ -314,7 +318,7 @@ class OpenEnvironment:
     async def _result(self, method: Callable[[], Any], read: Read) -> Any:
         function = method.func if isinstance(method, partial) else method
         result = method() if inspect.iscoroutinefunction(function) else await self._thread.call(method)
-        # A decorator may hide that a method is a coroutine function, so the result shows it.
+        # A decorator may hide that a method is a coroutine function. Then only its result shows it.
         if inspect.isawaitable(result):
             result = await result
         if result is None or type(result) in (str, int, float, bool):

@@ -44,7 +44,8 @@ class EpisodeThread:
         return self._running > 0
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call `function` in the thread. Passes on its exceptions, or EscapeError for one that would end the thread."""
+        """Call `function` in the thread. Passes on its exceptions. Raises EscapeError instead of an exception that
+        would end the thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()

@@ -30,12 +30,12 @@ class Interaction(ABC):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """`config` is the user's entry of `actor.interactions`, with its `name`."""
+        """`config` is the `config` in the user's entry of `actor.interactions`, with the user's `name` added."""
         self.config = config
         self.name = str(config.get("name", type(self).__name__))
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """Begin an episode. `kwargs` are the task's `interaction_kwargs`, with the name. The result is ignored."""
+        """Begin an episode. `kwargs` are the task's `interaction_kwargs`, `name` included. The result is ignored."""
 
     @abstractmethod
     async def generate_response(self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any) -> Response:

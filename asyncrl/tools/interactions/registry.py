@@ -17,7 +17,7 @@ FORM = "{class_name: module.Class, config: {...}}, or the dotted path of a class
 
 
 def load_interactions(entries: Mapping[str, Any]) -> dict[str, Interaction]:
-    """Make an instance of each user, by name. Raises ConfigError."""
+    """Make an instance of each user, by name. Raises ConfigError: a user cannot be made."""
     return {name: _load(name, entry) for name, entry in entries.items()}
 
 

@@ -38,7 +38,7 @@ class InteractionLimits:
 
     - `timeout_s`: how many seconds a call may take
     - `max_messages`: how many messages the user may send; None: no limit
-    - `max_chars`: how many characters a message may have
+    - `max_chars`: how many characters of a message the policy reads at most
     """
 
     timeout_s: float = 60.0
@@ -48,7 +48,7 @@ class InteractionLimits:
 
 @dataclass(slots=True)
 class InteractionCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
     - `responses`: all responses of users
     - `ended`: responses that ended the conversation
@@ -131,7 +131,7 @@ class _Calls:
 
 
 class OpenInteraction:
-    """The user `interaction` in the episode `instance_id`. `kwargs` are the task's arguments for it."""
+    """The user `interaction` in the episode `instance_id`. `kwargs` are the task's arguments for the user."""
 
     def __init__(
         self,
@@ -151,16 +151,17 @@ class OpenInteraction:
 
     @property
     def may_go_on(self) -> bool:
-        """True if the policy may read the user's last response. If not, the limit of messages would be exceeded."""
+        """True if the policy may read the user's last response. False if this would exceed the limit of messages."""
         return self._limits.max_messages is None or self._responses <= self._limits.max_messages
 
     async def start(self) -> None:
-        """Begin the user's episode. Raises InteractionError."""
+        """Begin the user's episode. Raises InteractionError: the user failed."""
         kwargs = copied(dict(self._kwargs))
         await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
 
     async def respond(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:
-        """Get the user's response to the policy's turn, the last of `messages`. Raises InteractionError."""
+        """Get the user's response to the policy's turn, the last of `messages`. Raises InteractionError: the user
+        failed."""
         given, kwargs = copied(([dict(message) for message in messages], dict(self._kwargs)))
         result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
         reply = self._read(result)

@@ -25,9 +25,9 @@ from asyncrl.tools.results import Content
 
 
 def result_content(result: CallToolResult, shows_images: bool) -> tuple[Content, int]:
-    """Convert a result. Returns the content, and the number of parts that it only names in its text.
+    """Convert a result. Returns the content, and the number of parts that the content only names.
 
-    The content has the result's texts and structured content, and with `shows_images` also its images.
+    The content has the result's texts and structured content, and with `shows_images` also the result's images.
     """
     parts = [_part(block, shows_images) for block in result.content]
     texts = [part.text for part in parts if part.is_text]
@@ -47,7 +47,7 @@ def result_content(result: CallToolResult, shows_images: bool) -> tuple[Content,
 
 
 def text_of(content: Content) -> str:
-    """The texts of a content, without its images."""
+    """The texts of `content`, without its images."""
     return content if isinstance(content, str) else "\n".join(block["text"] for block in content if "text" in block)
 
 
@@ -85,8 +85,8 @@ def _part(block: ContentBlock, shows_images: bool) -> _Part:
 
 def _repeat(texts: Sequence[str], structured: Any) -> bool:
     """True if the texts repeat the structured content."""
-    # Many servers repeat it as JSON. Servers of the package `mcp` wrap a plain result as {"result": ...}, and write a
-    # list as one text for each element.
+    # Many servers repeat the structured content as JSON. Servers of the package `mcp` wrap a plain result as
+    # {"result": ...}, and write a list as one text for each element.
     values = [structured]
     if isinstance(structured, dict) and structured.keys() == {"result"}:
         values.append(structured["result"])

@@ -5,7 +5,8 @@ lost after it has answered a call, the episode fails, since another session woul
 server has one session for all episodes, which is reopened when it is lost.
 
 After a failure, the next start of a session is delayed. The delay grows with each further failure. Once a call is
-answered, it is 0 again. Only a few sessions start at once, since a program may take seconds of processor time to start.
+answered, the next failure causes the shortest delay again. Only a few sessions start at once, since a program may take
+seconds of processor time to start.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EMPTY = "(no output)"
 
 @dataclass(slots=True)
 class McpCounts:
-    """Counts since the start, except `sessions`, the number of open sessions.
+    """Counts since the actor started, except `sessions`, the number of open sessions.
 
     - `started`: sessions that started. `start_failures`: starts that failed.
     - `lost`: sessions that were lost. `states_lost`: those of them that had the state of an episode.
@@ -51,7 +52,7 @@ class McpCounts:
 
 
 def link_to(server: McpServer) -> Link:
-    """Make a link to the server. Raises ConfigError: a variable is missing."""
+    """Make a link to the server. Raises ConfigError: an environment variable is missing."""
     if server.url is not None:
         from asyncrl.tools.mcp.http import UrlLink
 
@@ -99,7 +100,8 @@ class McpService:
         await self._for_all.close()
 
     async def open(self) -> Session:
-        """Wait for the delay that earlier failures have caused, and open a new session. Raises SessionError."""
+        """Wait for the delay that earlier failures have caused, and open a new session. Raises SessionError: it cannot
+        be opened."""
         async with self._starting:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
@@ -119,7 +121,7 @@ class McpService:
         self._failed()
 
     def succeeded(self) -> None:
-        """Reset the delay of the next failure, because a call was answered."""
+        """Give the next failure the shortest delay again, because a call was answered."""
         self._failures = 0
 
     def _failed(self) -> None:
@@ -174,7 +176,8 @@ class _EpisodeSession:
             await session.close()
 
     async def _opened(self) -> Session:
-        """The session, once it has started. Concurrent calls wait for the same start. Raises SessionError."""
+        """The session, once it has started. Concurrent calls wait for the same start. Raises SessionError: the session
+        cannot be opened."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._service.open())
         opening = self._opening

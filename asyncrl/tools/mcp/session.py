@@ -1,7 +1,7 @@
 """A session with an MCP server: its handshake, its tools and its calls, each within a time limit.
 
-A separate task holds the connection, because the package `mcp` must open and close a connection in one task, and
-cancels this task when the connection breaks.
+A separate asyncio task holds the connection, because the package `mcp` must open and close a connection in one task,
+and cancels this task when the connection breaks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from asyncrl.tools.mcp.settings import McpServer
 from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
 
 CLOSE_S = 5.0
-"""Seconds that a connection may take to close. After that, its task is cancelled. If the server is a program, this
-kills it at once."""
+"""Seconds that a connection may take to close. After that, its task is cancelled. If the server is a program, the
+cancellation kills the program at once."""
 
 MAX_PAGES = 100
 """The maximum number of pages in a list of tools. All pages together may have MAX_MESSAGE_BYTES characters."""
@@ -87,7 +87,7 @@ class Session:
 
     @classmethod
     async def open(cls, link: Link, server: McpServer) -> Session:
-        """Open a session, with its handshake. Raises SessionError."""
+        """Open a session, with its handshake. Raises SessionError: it cannot be opened."""
         session = cls(link, server)
         both: set[asyncio.Future[Any]] = {session._holding, session._ready}
         try:
@@ -119,7 +119,7 @@ class Session:
                 return tools
             if size > MAX_MESSAGE_BYTES:
                 break
-        raise AnswerError(f"its list of tools is too long: {len(tools)} so far")
+        raise AnswerError(f"its list of tools is too long; it has {len(tools)} tools so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool. Raises ToolRefusal: the server refused the call, and the policy may read why; SessionError: the
@@ -163,7 +163,8 @@ class Session:
         finally:
             sending.add_done_callback(_forget_error)
             sending.cancel()
-        # At a URL each call is a separate request, and a new session would not help against a server that hangs.
+        # A late answer does not end a shared session that answers other calls. At a URL, each call is a separate
+        # request, so a new session would not help if the server hangs.
         if not done and self._server.shared and (self._server.url is not None or self.answered > before):
             raise AnswerError(f"it did not answer within {limit_s:g} s; the calls of other episodes continue")
         if not done:

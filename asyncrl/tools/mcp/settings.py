@@ -28,7 +28,7 @@ class McpServer:
       names with `prefix` in front.
     - `shared`: true if one session serves all episodes. `sessions`: the maximum number of episodes that have a session
       at once.
-    - `start_s`, `timeout_s`: how many seconds a start may take, and a call.
+    - `start_s`, `timeout_s`: how many seconds a start may take, and how many seconds a call may take.
     """
 
     name: str
@@ -50,7 +50,8 @@ class McpServer:
         return f"actor.mcp_servers.{self.name}"
 
     def filled(self, pairs: Pairs, variables: Mapping[str, str]) -> dict[str, str]:
-        """Replace $NAME in `env` or `headers` by `variables`. Raises ConfigError: a variable is missing."""
+        """Replace $NAME in `env` or `headers` by the value of NAME in `variables`. Raises ConfigError: a variable is
+        missing."""
         return {name: with_variables(text, self.setting, variables) for name, text in pairs}
 
 
@@ -59,7 +60,7 @@ KEYS = ("command", "args", *(field.name for field in fields(McpServer)[2:]))
 
 
 def read_servers(actor: ActorConfig) -> list[McpServer]:
-    """Read the servers, in the order of their names. Raises ConfigError: one has a wrong key or value."""
+    """Read the servers, in the order of their names. Raises ConfigError: an entry has a wrong key or value."""
     return [_server(name, given, actor) for name, given in sorted(actor.mcp_servers.items())]
 
 
@@ -74,7 +75,7 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
     other = {"command": ("headers",), "url": ("args", "env", "cwd")}["url" if "url" in given else "command"]
     if wrong := [key for key in other if key in given]:
         kind = "a url" if "url" in given else "a command"
-        raise ConfigError(f"{setting}: {', '.join(wrong)} is not for a server with {kind}; leave it out")
+        raise ConfigError(f"{setting}: a server with {kind} has no {', '.join(wrong)}; leave it out")
     read = _Reader(setting, given)
     url = read.text("url")
     if url is not None and not url.startswith(("http://", "https://")):
@@ -97,7 +98,7 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
 
 
 class _Reader:
-    """Reads the values of one server. All methods raise ConfigError, which names the key."""
+    """Reads the values of one server. If a value is invalid, all methods raise ConfigError, which names the key."""
 
     def __init__(self, setting: str, given: Mapping[str, Any]) -> None:
         self._setting = setting

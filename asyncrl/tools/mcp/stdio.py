@@ -1,10 +1,11 @@
 """Connects to an MCP server that is a program, over its standard input and output.
 
-Unlike a connection of the package `mcp`, this one has bounds. A message that is too long is cut while it is
-read, and its call gets an error. Too many messages that answer no request end the connection.
+Unlike a connection of the package `mcp`, this one has bounds. A message that is too long is cut while it is read, and
+its call gets an error. The connection ends after too many messages that answer no request.
 
-The program leads a process group, which is killed when the connection closes or this process dies. Its environment has
-PATH, the given variables, and the variable by which its guard (`machine/guard.py`) recognises its children.
+The program leads a process group, which is killed when the connection closes or this process dies. The program's
+environment has PATH, the given variables, and the variable by which a guard process (`machine/guard.py`) recognises the
+program's children.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class BoundedLines:
 
 
 class ProgramLink:
-    """One start of the program `command`."""
+    """One process of the program `command`, and the pipes to it."""
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], cwd: str | None) -> None:
         self._command = command
@@ -238,7 +239,7 @@ class ProgramLink:
 def _message(line: Line) -> SessionMessage | None:
     """Read the message in a line, or an error in place of a message that is too long or unreadable.
 
-    None if the line has no message, or if the request that it answers cannot be read.
+    None if the line has no message, or does not show which request it answers.
     """
     if not line.whole:
         return _unread(line, TOO_LARGE)

@@ -39,14 +39,15 @@ class McpTool(Tool):
 
 
 def mcp_functions(actor: ActorConfig) -> dict[str, Function]:
-    """The function objects of all servers by the names that the policy uses. Raises ConfigError."""
+    """The function objects of all servers by the names that the policy uses. Raises ConfigError: a server or one of its
+    tools cannot be used."""
     return {str(function["name"]): function for _, _, function in _offered(actor)}
 
 
 def mcp_classes(actor: ActorConfig, shows_images: bool = False) -> dict[str, type[Tool]]:
     """Make a class for each tool, by the name that the policy uses. The tools of one server share a service.
 
-    `shows_images` is true if the policy sees images. Raises ConfigError.
+    `shows_images` is true if the policy sees images. Raises ConfigError: a server or one of its tools cannot be used.
     """
     if not actor.mcp_servers:
         return {}
@@ -86,7 +87,8 @@ def _check_installed(server: McpServer) -> None:
 
 @cache
 def _listed(server: McpServer) -> Mapping[str, Function]:
-    """The function object of each tool, by the server's own names. Raises ConfigError.
+    """The function object of each tool, by the server's own names. Raises ConfigError: the server or one of its tools
+    cannot be used.
 
     The first call starts the server to read the list, and ends it again. Later calls use the cached list.
     """

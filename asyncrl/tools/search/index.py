@@ -154,7 +154,8 @@ def _locked(path: Path, corpus: Path) -> Iterator[None]:
 
 
 def _build(corpus: Path, folder: Path) -> None:
-    """Build an index. Raises DataError, OSError."""
+    """Build an index. Raises DataError: the corpus cannot be read or has no words; OSError: a file cannot be read or
+    written."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

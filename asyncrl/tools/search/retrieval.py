@@ -25,8 +25,8 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 CONNECTIONS = 4
 QUERIES_AT_ONCE = 64
 OVERLOADED = (429, 503)
-"""The HTTP statuses of an overloaded server. If it refuses several queries with one of these, they are not sent again
-one by one, because this would add to its load."""
+"""The HTTP statuses of an overloaded server. Queries refused with one of these are not sent again one by one, because
+this would add to the server's load."""
 
 MAX_BYTES = 64 << 20
 """The maximum number of bytes in one answer."""

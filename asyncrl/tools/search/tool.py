@@ -63,7 +63,7 @@ class SearchPassages(Tool):
 
 
 def _queries(arguments: Mapping[str, Any]) -> list[str]:
-    """Read the queries of a call. Raises ToolRefusal."""
+    """Read the queries of a call. Raises ToolRefusal: there are none or too many, or one is empty or too long."""
     queries = arguments["query_list"] if "query_list" in arguments else [arguments.get("query")]
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise ToolRefusal("Error: give a query.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,14 @@ from safetensors.torch import load_file
 
 from asyncrl.commands.demo.__main__ import main, preparation_threads
 from asyncrl.commands.demo.prepare import CACHE, Effort, make_policy
-from asyncrl.commands.demo.summary import before_and_after, most_improved, reward_text, try_next
+from asyncrl.commands.demo.summary import (
+    SHOWN_FILE,
+    before_and_after,
+    most_improved,
+    reward_text,
+    try_next,
+    written_once,
+)
 from asyncrl.config import commands
 from asyncrl.errors import ConfigError
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow, row_of
@@ -92,6 +102,7 @@ def test_a_run_without_held_out_episodes_ends_without_them(tmp_path: Path) -> No
     assert before_and_after(Run(tmp_path), 0.5) == ""
 
 
+@pytest.mark.slow
 def test_the_demos_policy_alone_is_the_one_that_the_demo_trains(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     make_policy(tmp_path / "one", tmp_path / CACHE, 3, lambda _: None, LITTLE)
@@ -120,3 +131,34 @@ def test_a_wrong_word_of_the_demo_is_refused_before_anything_is_prepared(
     assert main(["--jsn"]) == 2
     assert "--jsn" in capfd.readouterr().err
     assert not (tmp_path / CACHE).exists()
+
+
+def test_the_end_of_the_demo_is_made_again_only_if_the_run_has_trained_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def write_report(name: str) -> Path:
+        made.append(name)
+        return Path(name) / f"report{len(made)}.html"
+
+    monkeypatch.setattr("asyncrl.runs.report.page.write_report", write_report)
+    trained = tmp_path / "summary.json"
+    trained.write_text("{}")
+    os.utime(trained, (1000, 1000))
+    text = written_once(tmp_path, 0.5)
+    assert text == f"  report             {tmp_path}/report1.html\n"
+    assert written_once(tmp_path, 0.5) == text
+    assert len(made) == 1
+    os.utime(trained, ns=(shown := (tmp_path / SHOWN_FILE).stat().st_mtime_ns + 1, shown))
+    assert "report2.html" in written_once(tmp_path, 0.5)
+
+
+@pytest.mark.slow
+def test_a_finished_demo_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; import asyncrl.commands.demo.__main__; from asyncrl.machine.process import set_thread_variables; "
+        "set_thread_variables(2); print({'torch', 'transformers', 'jinja2'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -22,7 +22,6 @@ from asyncrl.learner.from_config import run_settings
 from asyncrl.learner.model.canary import canary_of, canary_of_model
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
@@ -30,6 +29,7 @@ from tests.engine.support import swapped_layers
 from tests.engine.test_embedded import serving
 from tests.learner.support import make_config, write_model
 from tests.mixtures import save_mixture
+from tests.one_rank import one_rank
 from tests.vision import save_vision_model
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ class Publisher:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with joined() as ranks:
+    with one_rank() as ranks:
         yield ranks
 
 

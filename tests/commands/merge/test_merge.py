@@ -13,19 +13,19 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.commands.merge.merge import main, merge
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
 from tests.commands.merge.support import load, logits, save_states, save_template
 from tests.families import family_model
 from tests.helpers import status_of
 from tests.learner.support import Run, make_config, write_model
+from tests.one_rank import one_rank
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with joined() as ranks:
+    with one_rank() as ranks:
         yield ranks
 
 

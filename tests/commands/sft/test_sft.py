@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,7 +24,6 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.claim import claim
 from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
-from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.activity import Activity
 from asyncrl.runs.finding import run_with_store
@@ -39,6 +37,7 @@ from tests.learner.support import (
     write_demonstrations,
     write_model,
 )
+from tests.one_rank import one_rank
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    torch.set_num_threads(1)
-    with joined() as ranks:
+    with one_rank() as ranks:
         yield ranks
 
 

@@ -107,6 +107,41 @@ def test_the_rewards_of_steps_and_of_calls_are_shown(
     assert re.search(r"scoring.steps=my_steps.too_few .*my_steps.py, line 6. returned 1 numbers for 4 steps", printed)
 
 
+MODEL = """
+from asyncrl.scoring.models import StepScores
+
+
+class Numbers:
+    def __init__(self, config):
+        self.name = "numbers"
+        self.found = config.params["found"]
+
+    def score(self, transcripts):
+        steps = [[each.plain for each in transcript if each.is_step] for transcript in transcripts]
+        scores = [[self.found if "50" in text else 0.25 for text in texts] for texts in steps]
+        return list(map(StepScores.of_probabilities, scores))
+"""
+
+
+def test_the_step_scores_of_a_class_are_shown(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (guess / "my_prm.py").write_text(MODEL)
+    monkeypatch.delitem(sys.modules, "my_prm", raising=False)
+    answers = script(guess / "answers.jsonl", calling(50), calling(40), "42!")
+    words = (guess / "tasks.jsonl", "--answers", answers, *OF_GUESS, "scoring.shaping.process_weight=1")
+    of_class = (*words, "scoring.prm.family=my_prm.Numbers")
+    status, printed, errors = run(monkeypatch, capsys, *of_class, "scoring.prm.params={found: 0.75}")
+    assert status == 0, errors
+    assert re.search(r"rules .*\nsteps +0\.75, 0\.25, 0\.25\n", printed, re.DOTALL), printed
+    status, printed, _ = run(monkeypatch, capsys, *of_class, "scoring.prm.params={found: 7}")
+    assert status == 1
+    assert re.search(r"the process reward model failed: .*outside \[0, 1\]", printed)
+    status, printed, _ = run(monkeypatch, capsys, *words, "scoring.prm.path=a/model")
+    assert status == 0
+    assert re.search(r"steps +not scored: only a class of your own is loaded", printed)
+
+
 def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

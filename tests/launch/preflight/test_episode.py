@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from asyncrl.actor.from_config import open_runner
-from asyncrl.chat.from_config import open_chat
-from asyncrl.config.schema import ScoringConfig, TrainConfig
+from asyncrl.config.changes import values_of
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.scoring import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.data.reading import TaskFile
-from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.launch.preflight.episode import TRIAL_S, EpisodeJudge, TrialStage, check_episodes
+from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.preflight.episode import ManagerTrial, check_episodes
 from asyncrl.launch.preflight.made_up import made_up_arguments
-from asyncrl.launch.preflight.preflight import preflight
-from asyncrl.modelling.tokenizer import open_tokenizer
-from asyncrl.scoring.rules.base import RuleInput, RuleScores
-from asyncrl.scoring.rules.registry import load_rules
-from asyncrl.text import reason_of
+from asyncrl.launch.preflight.trial import TRIAL_S, TrialProcess
+from asyncrl.scoring.models import StepScores
+from asyncrl.scoring.transcript import Transcript
 from asyncrl.tools import Tool, ToolRefusal
 from asyncrl.types import Task, Trajectory
+from tests.launch.preflight.in_process import InThisProcess
 from tests.launch.preflight.test_preflight import config_of
 
 
@@ -128,37 +126,67 @@ async def ask(task: Task, base_url: str, api_key: str) -> float:
     return 0.0
 
 
-def slow(task: Task, answer: str, trajectory: Trajectory) -> float:
-    raise TimeoutError
+def no_steps(task: Task) -> list[float]:
+    return [1.0] * len(task.extra_info["results"])
 
 
-class InThisProcess:
-    """Judges like a Verifier, without its processes."""
-
-    def __init__(self, scoring: ScoringConfig) -> None:
-        self._rules = load_rules(scoring)
-
-    def submit(self, given: RuleInput) -> Future[RuleScores]:
-        future: Future[RuleScores] = Future()
-        try:
-            future.set_result(self._rules.score(given))
-        except ScoringError as error:
-            future.set_exception(error)
-        except TimeoutError as error:
-            future.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - a rule may raise anything
-            future.set_exception(ScoringError(f"the rule raised {reason_of(error)}"))
-        return future
-
-    def close(self) -> None:
-        pass
+def even_steps(task: Task, texts: Sequence[str]) -> list[float]:
+    return [0.5 for _ in texts]
 
 
-def check(config: TrainConfig) -> None:
-    """The check of `preflight`, but without processes of a verifier."""
-    judge = EpisodeJudge(config.scoring, partial(InThisProcess, config.scoring))  # type: ignore[arg-type]
-    stage = TrialStage(partial(open_tokenizer, config.model), partial(open_chat, config), partial(open_runner, config))
-    check_episodes(config.actor, [TaskFile(config.data.train)], stage, judge)
+def broken_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
+    return float(extra_info["difficulty"])
+
+
+def plain_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
+    return 1.0
+
+
+class Unmade:
+    def __init__(self, tokenizer: Any, num_examine: int, compute_score: Any = None) -> None:
+        raise OSError("no licence")
+
+    def __call__(self, data: Any) -> Any: ...
+
+
+class Even:
+    """A process reward model without a checkpoint."""
+
+    name = "even"
+
+    def __init__(self, config: ScoringModelConfig) -> None:
+        self.value = float(config.params.get("value", 0.5))
+
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
+        return [
+            StepScores.of_probabilities([self.value] * sum(each.is_step for each in passages))
+            for passages in transcripts
+        ]
+
+
+class Absent(Even):
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
+        raise UnavailableError("the server of the model is not there yet")
+
+
+class Silent:
+    name = "silent"
+
+    def __init__(self, config: OutcomeModelConfig) -> None:
+        if config.path is not None:
+            raise OSError("loads for minutes")
+
+    def score(self, transcripts: Sequence[Transcript]) -> list[float]:
+        return []
+
+
+def check(config: TrainConfig, limit_s: float = TRIAL_S) -> None:
+    """The check of `preflight`, with the user's code in this process."""
+    with (
+        closing(TrialProcess(values_of(config), open_pool=InThisProcess, limit_s=limit_s)) as trial,
+        closing(ManagerTrial(config.scoring, config.model, None)) as managers,
+    ):
+        check_episodes(config.actor, config.scoring, [TaskFile(config.data.train)], trial, managers)
 
 
 def refusal(config: TrainConfig) -> str:
@@ -212,14 +240,6 @@ def test_a_rule_that_fails_for_every_answer_does_not_start(tmp_path: Path):
     assert "it must be a finite number" in refusal(config)
 
 
-@pytest.mark.slow
-def test_a_start_judges_the_episode_in_the_processes_of_the_rules(tmp_path: Path):
-    config = config_of(tmp_path, "phi4", ["user"], [])
-    config.scoring.rule = own("broken")
-    with pytest.raises(ConfigError, match=r"the rule raised KeyError: 'difficulty' \(\S*test_episode\.py, line \d+\)"):
-        preflight(config)
-
-
 def test_a_rule_that_fails_only_for_a_wrong_answer_starts_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -249,7 +269,7 @@ def test_a_rule_that_does_not_prefer_the_ground_truth_starts_with_a_warning(
     assert all(said in each and "for the ground truth" in each for each in warned)
 
 
-def test_an_episode_that_takes_too_long_is_left_out_with_its_row_and_what_was_called_last(
+def test_an_episode_that_takes_too_long_is_left_out_with_its_row_and_the_line_of_what_was_called_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     limited = asyncio.timeout
@@ -258,19 +278,66 @@ def test_an_episode_that_takes_too_long_is_left_out_with_its_row_and_what_was_ca
         Slow.limits[delay] = limited(delay)
         return Slow.limits[delay]
 
-    caplog.set_level(logging.INFO, "asyncrl.train")
     config = config_of(tmp_path, "hermes3", ["user"], [own("Slow")])
     config.actor.tool_timeout_s = 600.0
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "timeout", timeout)
         check(config)
+    [said] = (each.getMessage() for each in caplog.records if each.name == "asyncrl.train")
+    assert "row 0" in said
+    assert "took over 10 s, so it is left out of the checks; the tool lookup (" in said
+    assert said.count("test_episode.py, line") == 2  # The line of the class, and the line that waits.
+
+
+def test_a_function_of_step_rewards_that_fails_does_not_start(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
-    config.scoring.rule = own("slow")
+    config.scoring.steps = own("no_steps")
+    said = refusal(config)
+    assert said.startswith("scoring.steps: ")
+    assert "KeyError: 'results'" in said
+    assert said.count("test_episode.py, line") == 3
+    config.scoring.steps = own("even_steps")
     check(config)
-    tool, rule = (each.getMessage() for each in caplog.records if each.name == "asyncrl.train")
-    assert "took over 10 s, so it is left out of the checks; the tool lookup was called last and may be slow" in tool
-    assert "the rule was called last" in rule
-    assert "row 0" in tool
+
+
+def test_a_model_of_the_users_own_that_fails_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.prm.family = own("Even")
+    check(config)
+    config.scoring.prm.params = {"value": 2.0}
+    said = refusal(config)
+    assert said.startswith(f"scoring.prm.family: {own('Even')} (")
+    assert "outside [0, 1]" in said
+    config.scoring.prm.params = {"value": "half"}
+    said = refusal(config)
+    assert "could not convert string to float: 'half'" in said
+    assert said.count("test_episode.py, line") == 2
+    config.scoring.prm = ScoringModelConfig(family=own("Absent"))
+    check(config)  # A server that does not answer yet is no mistake in the class.
+
+
+def test_a_model_with_a_path_or_on_a_gpu_is_not_loaded_by_the_check(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.outcome_model.family = own("Silent")
+    assert "silent gave [] for 1 episodes" in refusal(config)
+    config.scoring.outcome_model.path = "some/model"
+    check(config)
+    config.scoring.outcome_model.path, config.scoring.outcome_model.device = None, "cuda"
+    check(config)
+
+
+@pytest.mark.heavy
+def test_a_reward_manager_that_fails_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.manager.name, config.scoring.manager.compute_score = "naive", own("broken_score")
+    said = refusal(config)
+    assert said.startswith(f"scoring.manager: {own('broken_score')} (")
+    assert "the reward manager raised KeyError: 'difficulty'" in said
+    assert said.count("test_episode.py, line") == 2
+    config.scoring.manager.compute_score = own("plain_score")
+    check(config)
+    config.scoring.manager.name, config.scoring.manager.compute_score = own("Unmade"), None
+    assert "it cannot be made: OSError: no licence (" in refusal(config)
 
 
 def test_an_agent_is_not_played_and_a_debug_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -1,4 +1,4 @@
-"""Paths that do not exist are refused before torch and transformers are imported."""
+"""Paths and columns that do not exist are refused before torch and transformers are imported."""
 
 from __future__ import annotations
 
@@ -55,8 +55,23 @@ def test_missing_files_alone_are_an_error_of_the_data(config: TrainConfig):
 
 
 @pytest.mark.slow
-def test_a_start_names_missing_paths_before_it_imports_torch(config: TrainConfig):
-    words = ["model.path=./policy", "data.train=trian.jsonl"]
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("data.train=trian.jsonl", "data.train=trian.jsonl: there is no such file; did you mean train.jsonl?"),
+        (
+            "data.train=other.jsonl",
+            "other.jsonl has no column prompt, data_source, reward_model; it has query, result; name the column of the "
+            'ground truth, or any column if the reward needs none, as data.columns="{prompt: query, ground_truth: '
+            'query}"',
+        ),
+        ("data.train=lacks.jsonl", "lacks.jsonl: line 2 has no value in column answer; mend or drop the row"),
+    ],
+)
+def test_a_start_names_missing_paths_and_columns_before_it_imports_torch(config: TrainConfig, data: str, message: str):
+    Path("other.jsonl").write_text('{"query": "1+1?", "result": 2}\n')
+    Path("lacks.jsonl").write_text('{"prompt": "1+1?", "answer": 2}\n{"prompt": "1+2?"}\n')
+    words = ["model.path=./policy", data]
     code = (
         "import sys; from asyncrl.launch.local import main; "
         f"status = main({words!r}); assert status == 2; assert not {{'torch', 'transformers'}} & sys.modules.keys()"
@@ -64,7 +79,4 @@ def test_a_start_names_missing_paths_before_it_imports_torch(config: TrainConfig
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=GENEROUS_S, check=False
     )
-    assert (ended.returncode, ended.stderr) == (
-        0,
-        "asyncrl: data.train=trian.jsonl: there is no such file; did you mean train.jsonl?\n",
-    )
+    assert (ended.returncode, ended.stderr) == (0, f"asyncrl: {message}\n")

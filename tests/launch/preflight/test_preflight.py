@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,8 +33,17 @@ from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.tools import Tool, ToolRefusal
 from tests.engine.sglang.pythons import python_with
 from tests.engine.support import tiny_model
+from tests.launch.preflight.in_process import InThisProcess
+from tests.scoring.shared_verifiers import shared_verifiers
 from tests.templates.families import tokenizer
 from tests.vision import save_vision_model
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _verifiers() -> Iterator[None]:
+    """The starts of this file share the processes of equal rules, which none of them harms."""
+    with shared_verifiers():
+        yield
 
 
 def config_of(folder: Path, family: str, roles: list[str], tools: list[str], truth: str = "1") -> TrainConfig:
@@ -58,9 +67,14 @@ def config_of(folder: Path, family: str, roles: list[str], tools: list[str], tru
     )
 
 
+def start(config: TrainConfig) -> None:
+    """Run all checks, the user's code in this process."""
+    preflight(config, open_pool=InThisProcess)
+
+
 def refusals(config: TrainConfig) -> list[str]:
     with pytest.raises((ConfigError, DataError)) as refused:
-        preflight(config)
+        start(config)
     return str(refused.value).splitlines()
 
 
@@ -423,16 +437,16 @@ def test_a_tool_whose_constructor_fails_or_whose_create_refuses_is_a_problem_of_
     tmp_path: Path, tool: type[Tool], reason: str
 ):
     with pytest.raises(ConfigError, match=rf"actor\.tools: with .*: row 0, .*{reason}"):
-        preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.{tool.__name__}"]))
+        start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.{tool.__name__}"]))
 
 
 def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(tmp_path: Path):
     Weather.released = 0
-    preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
+    start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
     assert Weather.released == 2  # An episode is played, too.
     names = r"'city'.*the tool's `schema` \(on offer: weather, forecast; the row has: weather;"
-    with pytest.raises(ConfigError, match=rf"with .*tasks\.parquet: row 0, tool forecast failed to create .*{names}"):
-        preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather", f"{__name__}.Forecast"]))
+    with pytest.raises(ConfigError, match=rf"with .*tasks\.parquet: row 0, tool forecast: `create` failed .*{names}"):
+        start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather", f"{__name__}.Forecast"]))
     assert Weather.released == 4
 
 
@@ -440,12 +454,12 @@ def test_a_row_with_arguments_for_a_tool_that_is_not_on_offer_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     config = config_of(tmp_path, "hermes3", ["user"], [])
-    preflight(config)
+    start(config)
     assert "actor.tools offers no tools, but" in caplog.text
     assert "tasks.parquet: row 0 has tools_kwargs for weather: calls of a tool that is not on offer fail" in caplog.text
     caplog.clear()
     config.actor.tools = [f"{__name__}.Weather"]
-    preflight(config)
+    start(config)
     assert "tools_kwargs" not in caplog.text
 
 
@@ -468,7 +482,7 @@ def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[st
 def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(tmp_path: Path):
     users = {"checker": "asyncrl.commands.demo.AnswerChecker"}
     right = {"name": "checker", "ground_truth": "2"}
-    preflight(config_with_users(tmp_path, users, {}, right, right))
+    start(config_with_users(tmp_path, users, {}, right, right))
     for name, kwargs, reason in (
         ("other", {"name": "other"}, r"row 1, task s/tasks/1 has .*name='other'; actor\.interactions has checker"),
         (
@@ -479,20 +493,20 @@ def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(t
     ):
         (tmp_path / name).mkdir()
         with pytest.raises(ConfigError, match=rf"actor\.interactions: with .*tasks\.parquet: {reason}"):
-            preflight(config_with_users(tmp_path / name, users, {}, kwargs))
+            start(config_with_users(tmp_path / name, users, {}, kwargs))
 
 
 def test_users_whom_no_task_names_do_not_start_except_in_an_evaluation(tmp_path: Path):
     config = config_with_users(tmp_path, {"checker": "asyncrl.commands.demo.AnswerChecker"}, {})
     with pytest.raises(ConfigError, match=r"actor\.interactions: no task names one of the users"):
-        preflight(config)
+        start(config)
     preflight(replace(config, learner=replace(config.learner, steps=0)))
 
 
 def test_a_class_of_users_that_is_none_does_not_start(tmp_path: Path):
     config = config_with_users(tmp_path, {"checker": "nowhere.Class"}, {"name": "checker"})
     with pytest.raises(ConfigError, match=r"actor\.interactions: checker: class_name=nowhere\.Class cannot be"):
-        preflight(config)
+        start(config)
 
 
 def config_with_environments(folder: Path, rows: list[Mapping[str, Any]], **actor: Any) -> TrainConfig:
@@ -523,8 +537,8 @@ def test_each_environment_is_reset_with_the_first_row_that_names_it_before_the_r
         {"environment": "quiet", "extra_info": {"city": None}},
         {"environment": "flight", "extra_info": {"city": "Ulm"}},
     ]
-    preflight(config_with_environments(tmp_path, rows, environments=several))
-    preflight(config_with_environments(tmp_path, rows[1:], environment=named))
+    start(config_with_environments(tmp_path, rows, environments=several))
+    start(config_with_environments(tmp_path, rows[1:], environment=named))
     for wrong, reason in (
         ([{"environment": "flight"}], r"row 0, reset of environment flight failed: TypeError.*missing.*city"),
         (
@@ -534,4 +548,4 @@ def test_each_environment_is_reset_with_the_first_row_that_names_it_before_the_r
         ([rows[0], {"environment": None}], r"row 1, task s/tasks/1 has environment=None"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            preflight(config_with_environments(tmp_path, wrong, environments=several))
+            start(config_with_environments(tmp_path, wrong, environments=several))

@@ -1,7 +1,9 @@
-"""Ranks that divide the tokens of a pass or the layers of a model give what one rank gives (`divided_ranks.TABLE`)."""
+"""Ranks that divide the tokens of a pass, or the layers or experts of a model, give what one rank gives
+(`divided_ranks.TABLE`)."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from contextlib import chdir
@@ -11,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.launcher import run_ranks
@@ -20,11 +21,12 @@ from tests.learner.as_one_rank import assert_close, assert_same_pass, assert_sam
 from tests.learner.divided_ranks import (
     FOUR_BY_TWO,
     LENGTHS,
-    MIXTURE,
     PAIR_OF_LAYERS,
     PAIR_OF_TOKENS,
+    RESUMED,
     RUNS,
     TABLE,
+    TAKEN_OVER,
     TEMPERATURE,
     Arrangement,
     accumulated,
@@ -35,26 +37,34 @@ from tests.learner.divided_ranks import (
     trained,
     write_families,
 )
-from tests.learner.support import VOCABULARY, assert_weights_equal
+from tests.learner.support import assert_weights_equal
 from tests.learner.two_ranks import fine_tuned
-from tests.mixtures import save_mixture
 
 Results = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of all families, and a mixture for runs."""
+    """The models of all families."""
     folder = tmp_path_factory.mktemp("divided")
     write_families(folder)
-    build_tokenizer().save_pretrained(save_mixture(folder / MIXTURE, "qwen3_moe", vocab_size=VOCABULARY))
     return folder
 
 
 @pytest.fixture(scope="module")
 def one(model: Path, folder: Path, ranks: Ranks) -> dict[str, Any]:
     """The runs of all divisions on one rank."""
-    return trained(model, folder / "one", folder / MIXTURE, ranks)
+    return trained(model, folder / "one", folder / "experts", ranks)
+
+
+@pytest.fixture(scope="module")
+def longer(model: Path, folder: Path, ranks: Ranks, one: dict[str, Any]) -> dict[str, Any]:
+    """The weights of the runs that other ranks resume, after one more step of one rank."""
+    runs = configs(model, folder / "longer", folder / "experts")
+    names = sorted({name for names in (*RESUMED.values(), *TAKEN_OVER.values()) for name in names})
+    for name in names:
+        shutil.copytree(folder / "one" / name, folder / "longer" / name)
+    return {name: one_step_more(runs[name], ranks) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -105,31 +115,36 @@ def test_ranks_train_measure_and_publish_what_one_does(
     assert_same_runs(found, {name: one[name] for name in RUNS[each.what]})
 
 
-@pytest.mark.slow
-@pytest.mark.heavy
-@pytest.mark.parametrize("each", [PAIR_OF_TOKENS, PAIR_OF_LAYERS], ids=str)
-def test_a_checkpoint_of_two_ranks_resumes_on_one(
-    each: Arrangement, folder: Path, model: Path, ranks: Ranks, results: Results
-):
-    whole = done_by(each, results, folder, model)["runs"]["critic"]["weights"]
-    config = configs(model, folder / str(each), folder / MIXTURE)["critic"]
-    steps, resumed = config.learner.steps, one_step_more(config, ranks)
-    assert list(resumed) == [steps, steps + 1]
-    assert_weights_equal(resumed[steps], whole[steps])
+def assert_goes_on(found: dict[int, Any], before: dict[str, Any], after: dict[int, Any], name: str) -> None:
+    """A resumed run begins with the very weights of `before`, and its next step is that of `after`."""
+    first, last = sorted(after)
+    assert list(found) == [first, last]
+    assert_weights_equal(found[first], before["weights"][first])
+    for tensor, expected in after[last].items():
+        assert_close(found[last][tensor], expected, f"{name} {tensor}")
 
 
-@pytest.mark.slow
-@pytest.mark.heavy
-def test_a_checkpoint_of_one_rank_resumes_on_ranks_that_divide_layers(
-    model: Path, folder: Path, ranks: Ranks, one: dict[str, Any], results: Results
+@pytest.mark.parametrize(
+    "each",
+    [marked(each) for each in TABLE if each in (PAIR_OF_TOKENS, PAIR_OF_LAYERS) or each.what == "experts"],
+)
+def test_a_checkpoint_of_several_ranks_resumes_on_one(
+    each: Arrangement, folder: Path, model: Path, ranks: Ranks, longer: dict[str, Any], results: Results
 ):
-    found = done_by(PAIR_OF_LAYERS, results, folder, model)["resumed"]
-    config = configs(model, folder / "one", folder / MIXTURE)["shared"]
-    steps, expected = config.learner.steps, one_step_more(config, ranks)
-    assert list(found) == list(expected) == [steps, steps + 1]
-    assert_weights_equal(found[steps], one["shared"]["weights"][steps])
-    for name, tensor in expected[steps + 1].items():
-        assert_close(found[steps + 1][name], tensor, name)
+    runs = done_by(each, results, folder, model)["runs"]
+    given = configs(model, folder / str(each), folder / "experts")
+    for name in RESUMED[each.what]:
+        assert_goes_on(one_step_more(given[name], ranks), runs[name], longer[name], name)
+
+
+@pytest.mark.parametrize("each", [marked(each) for each in TAKEN_OVER])
+def test_a_checkpoint_of_one_rank_resumes_on_two_that_divide_layers_or_experts(
+    each: Arrangement, folder: Path, model: Path, one: dict[str, Any], longer: dict[str, Any], results: Results
+):
+    resumed = done_by(each, results, folder, model)["resumed"]
+    assert resumed.keys() == set(TAKEN_OVER[each])
+    for name, found in resumed.items():
+        assert_goes_on(found, one[name], longer[name], name)
 
 
 @pytest.mark.slow

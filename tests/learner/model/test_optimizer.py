@@ -80,6 +80,7 @@ def assert_close(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, right[name], atol=1e-6, rtol=1e-6, msg=lambda text, name=name: name + text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
 def test_adamw_is_that_of_a_plain_loop_and_norms_and_biases_have_no_weight_decay(optimizer: str):
     """Matrices as small as these keep moments of 32 bits. tests/learner/ranks/test_ranks.py has larger ones."""

@@ -147,6 +147,7 @@ ROWS: Mapping[str, tuple[Spoil, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spoil", "reason"), ROWS.values(), ids=ROWS)
 def test_a_trajectory_that_no_export_has_is_refused_with_its_row_and_the_reason(
     exported: Path, spoil: Spoil, reason: str

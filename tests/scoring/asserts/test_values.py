@@ -25,6 +25,7 @@ def passed(value):
     return decode(sent, lambda name: f"<{name}>")
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(values)
 def test_data_arrives_as_it_was(value):

@@ -68,6 +68,7 @@ def judge(rules, answer="72", **changes):
     return load_rules(config).score(rule_input(answer, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_rule_loads(name):
     if name == "reasoning_gym":
@@ -205,8 +206,8 @@ def test_a_further_number_that_is_not_finite_is_left_out_and_counted():
 
 
 @pytest.mark.parametrize(
-    "result", [None, torch.ones(2), "1", float("nan"), float("inf"), {"acc": 1}, {"score": None}, [1.0]]
+    "result", [None, torch.ones(2), "1", float("nan"), float("inf"), 10**400, {"acc": 1}, {"score": None}, [1.0]]
 )
 def test_a_senseless_result_is_a_failure_and_not_a_zero(result):
-    with pytest.raises(ScoringError):
-        read_result(result)
+    with pytest.raises(ScoringError, match=r"^mine"):
+        read_result(result, "mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.config.schema import ScoringConfig
@@ -62,6 +63,43 @@ def raises(completions, **kwargs):
 
 def one_number(completions, **kwargs):
     return 1.0
+
+
+def a_set(completions, **kwargs):
+    return {1.0}
+
+
+def no_list(completions, **kwargs):
+    return np.array(1.0)
+
+
+def as_array(completions, **kwargs):
+    return np.array([0.5] * len(completions))
+
+
+class Labelled:
+    """The rewards of a pandas series, whose labels need not begin with 0."""
+
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        return iter([0.5])
+
+    def __getitem__(self, label):
+        raise KeyError(label)
+
+
+def as_series(completions, **kwargs):
+    return Labelled()
+
+
+def huge(completions, **kwargs):
+    return [10**400]
+
+
+def longer_than_python_writes(completions, **kwargs):
+    return [10**5000]
 
 
 def too_many(completions, **kwargs):
@@ -172,6 +210,11 @@ def test_a_function_whose_parameters_do_not_tell_needs_its_kind() -> None:
     assert judge([{"name": HERE + "anything", "kind": "trl"}]).outcome == 1.0
 
 
+@pytest.mark.parametrize("name", ["as_array", "as_series"])
+def test_arrays_and_series_are_lists_of_rewards(name: str) -> None:
+    assert judge(HERE + name).outcome == 0.5
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -182,7 +225,11 @@ def test_a_function_whose_parameters_do_not_tell_needs_its_kind() -> None:
         ("one_number", "one_number, at task task-0, returned 1.0; it must return a list"),
         ("too_many", "too_many, at task task-0, returned 2 rewards for 1 completion"),
         ("correct", "correct takes answer, which task task-0 lacks; its columns are .*ground_truth.*{answer: answer}"),
-        ("not_finite", "not_finite, at task task-0, returned nan; give a number, or None"),
+        ("a_set", r"a_set, at task task-0, returned \{1.0\}; it must return a list.*test_trl\.py, line \d+\)$"),
+        ("no_list", r"returned array\(1.\), which cannot be read as a list \(TypeError.*test_trl\.py, line \d+\)$"),
+        ("huge", r"huge, .* returned the reward 1000.*; a reward is a number of at most 3.4e\+38, or None"),
+        ("longer_than_python_writes", r"the reward a value of type int that cannot be shown.*, line \d+\)$"),
+        ("not_finite", "not_finite, at task task-0, returned the reward nan; a reward is a number"),
     ],
 )
 def test_a_failure_names_the_function_and_the_task(name: str, reason: str) -> None:

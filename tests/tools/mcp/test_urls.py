@@ -119,12 +119,12 @@ def hostile() -> Iterator[Hostile]:
         ("events", "^done$"),
         ("large", "Error: the result is larger than 8 MiB; ask for less"),
         ("flood", "Error: the result is larger than 8 MiB; ask for less"),
-        ("page", "failed to execute 2 times, .*Unexpected content type: text/html"),
-        ("rubbish", "failed to execute 2 times, .*Failed to parse JSON response"),
-        ("down", "failed to execute 2 times, .*Server returned an error response"),
-        ("hang", r"failed to execute 2 times, .*did not answer within 0\.5 s"),
-        ("bomb", "failed to execute 2 times, .*compressed its response"),
-        ("redirect", "failed to execute 2 times, .*not followed"),
+        ("page", "`execute` failed 2 times, .*Unexpected content type: text/html"),
+        ("rubbish", "`execute` failed 2 times, .*Failed to parse JSON response"),
+        ("down", "`execute` failed 2 times, .*Server returned an error response"),
+        ("hang", r"`execute` failed 2 times, .*did not answer within 0\.5 s"),
+        ("bomb", "`execute` failed 2 times, .*compressed its response"),
+        ("redirect", "`execute` failed 2 times, .*not followed"),
     ],
 )
 def test_a_server_at_a_url_that_goes_wrong_fails_its_episode_and_nothing_else(hostile: Hostile, act: str, shown: str):
@@ -142,6 +142,6 @@ def test_a_server_at_a_url_that_goes_wrong_fails_its_episode_and_nothing_else(ho
 def test_a_call_that_hangs_ends_no_session_that_other_episodes_have_at_a_url(hostile: Hostile):
     hostile.act = "hang"
     (answer,), counts = run(actor(s={"url": hostile.url, "shared": True, "timeout_s": 0.3}), episode("act"))
-    assert re.search(r"failed to execute 2 times, .*did not answer within 0\.3 s", answer)
+    assert re.search(r"`execute` failed 2 times, .*did not answer within 0\.3 s", answer)
     assert (counts["mcp_started"], counts["mcp_lost"], counts["tool_failures"]) == (1, 0, 2)
     assert [method for method, _ in hostile.requests].count("initialize") == 2, "one of them asked for the tools"

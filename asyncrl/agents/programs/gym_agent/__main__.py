@@ -62,11 +62,12 @@ class Game(Protocol):
 
 
 class TextArenaGame:
-    """A game of textarena for one or several players. The policy is the player `player` of `players`.
+    """A game of textarena for one or several players. The policy is player number `player` (counted from 0) of
+    `players` players.
 
     `opponent`, MODULE:NAME, plays for all other players. It is a function that gets the text that a player reads and
-    returns the player's action, or a class whose objects can be called in this way. Each game makes an object of its
-    own.
+    returns the player's action, or a class whose objects can be called in this way. Each game makes its own object of
+    the class.
     """
 
     def __init__(self, name: str, opponent: str | None = None, player: int = 0, players: int = 1, **args: Any) -> None:
@@ -232,8 +233,8 @@ class PolicyConnection:
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def answer(self, messages: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool] | None:
-        """The policy's next turn, and true if the turn reached its length limit. None if the conversation has no room
-        for a further turn. Raises GameError: the request was refused."""
+        """Request the policy's next turn. Returns the turn, and true if it was cut at its length limit. Returns None if
+        the conversation has no room for a further turn. Raises GameError: the request was refused."""
         self._server.request("POST", self._path, json.dumps({"messages": messages}), self._headers)
         response = self._server.getresponse()
         body = json.load(response)

@@ -1,12 +1,12 @@
-"""Plays tasks of environments for verifiers 0.4 or 0.3. The Python that runs this file needs verifiers, and does not
-need asyncrl.
+"""Plays tasks of environments for the package `verifiers`, release 0.4 or 0.3. The Python that runs this file needs
+`verifiers`, and does not need asyncrl.
 
     PYTHON verifiers_agent tasks ENV_ID [--args JSON] [--split train] [--limit 1000]     writes tasks as JSON lines
     PYTHON verifiers_agent                                     plays episodes, as the program of `actor.agent_command`
 
-A row of a task file has the environment's whole task, so that a program needs no data set. The rewards of an episode
-have the names that the rubric gives. They are weighted, so their sum is the reward of verifiers. Metrics are
-unweighted.
+A row of a task file has the environment's whole task, so that no data set is needed to play it. The rewards of an
+episode have the names that the rubric gives. They are weighted, so their sum is the reward that verifiers computes.
+Metrics are unweighted.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MAX_METRICS = 32
 """The maximum number of metrics of an episode. Further metrics are left out, and `metrics_left_out` counts them."""
 
 NO_MORE_TURNS = "actor.max_turns"
-"""A text in the endpoint's refusal after the last turn. verifiers itself recognises only refusals because a
-conversation is too long."""
+"""A text in the endpoint's refusal after the last turn. verifiers itself recognises only the refusal of a conversation
+that is too long."""
 
 NO_HARNESS = "bash"
-"""The name of the harness that verifiers uses for a taskset that names none. A harness is the program that holds the
-conversation."""
+"""The name of the harness that verifiers uses for a taskset that names no harness. A harness is the program that leads
+the conversation."""
 
 KEY_VARIABLE = "ASYNCRL_VERIFIERS_KEY"
 
@@ -50,8 +50,8 @@ class PlayError(Exception):
 
 class Playable(Protocol):
     def tasks(self, split: str, limit: int | None) -> Iterator[dict[str, Any]]:
-        """Yield a mapping for each task, with `task` for `play`, and `prompt` and `answer` for readers.
-        Raises PlayError: the tasks cannot be listed."""
+        """Yield a mapping for each task, with `task` for `play`, and `prompt` and `answer` for people to read. Raises
+        PlayError: the tasks cannot be listed."""
 
     async def play(self, task: Any, base_url: str, key: str) -> tuple[dict[str, float], dict[str, float]]:
         """Play one episode. Returns its rewards and its metrics. Raises PlayError: the episode failed."""
@@ -136,7 +136,7 @@ class ClassicEnvironment:
 class TasksetEnvironment:
     """An environment of verifiers 0.4: a taskset, played by one agent.
 
-    The agent's harness is `asyncrl_chat`. If the taskset has its own harness, verifiers runs that one.
+    The agent's harness is the taskset's own one, or `asyncrl_chat` if the taskset has none.
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
@@ -215,7 +215,7 @@ class TasksetEnvironment:
         environment = self._environment
         await self._stack.enter_async_context(environment.serving())
         elsewhere = environment._shared_tools
-        environment._interception = None  # Each rollout makes its own interception for a tunnel.
+        environment._interception = None  # If a tunnel is needed, each rollout makes its own interception.
         if not environment._requires_tunnel(elsewhere):
             secrets = tuple(each.state_secret for each in elsewhere.values() if each.state_secret)
             own = OwnInterception(state_service_secrets=secrets)

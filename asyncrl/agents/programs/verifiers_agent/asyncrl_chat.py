@@ -1,5 +1,5 @@
-"""A harness for verifiers 0.4. It holds conversations, and runs the tools of a task's toolsets, in the process that
-calls it.
+"""A harness for verifiers 0.4. It leads the conversation of a rollout, and runs the tools of a task's toolsets, in the
+process that calls it.
 
 verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This
 harness behaves like verifiers' harness `null`, with the same tool names and the same limit of a tool's result. It is a
@@ -238,7 +238,8 @@ class _Conversation(HarnessSession):
 class OwnInterception(InterceptionServer):
     """Forwards the requests of all rollouts through one HTTP client."""
 
-    # Each rollout has its own key, for which verifiers would make a new client. Reading its certificates takes 20 ms.
+    # Each rollout has its own key, for which verifiers would make a new client. A new client reads certificates, which
+    # takes 20 ms.
 
     async def start(self) -> None:
         await super().start()

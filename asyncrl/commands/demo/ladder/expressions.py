@@ -55,7 +55,7 @@ class Nested:
         return not self.workplace.operators
 
     def reduced(self, operator: str) -> Nested:
-        """Replace the leftmost operation with `operator` in the workplace by its result.
+        """Replace the leftmost operation in the workplace that has this operator by its result.
 
         Raises ValueError: the workplace does not contain `operator`.
         """

@@ -1,4 +1,5 @@
-"""Prepares the files of a run on a rung: one policy for all rungs, and the rung's tasks. Later runs reuse the files."""
+"""Prepares the files of a run on one rung of the ladder (`tasks.py`): a policy, which is the same for all rungs, and
+the rung's tasks. Later runs reuse the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rungs of the ladder, and their tasks.
+"""The rungs of the ladder, which are variants of the demo's task, and their tasks.
 
 * `brackets-N`: expressions with N operations, so that an episode needs N decisions and an answer
 * `brackets`: 2 to 10 operations

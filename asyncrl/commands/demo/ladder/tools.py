@@ -15,7 +15,7 @@ _STATES = "expressions"
 
 
 class LadderCalculator(Tool):
-    """The arguments `{"operator": "*"}` work out one multiplication, and give the expression that is left."""
+    """The arguments `{"operator": "*"}` work out one multiplication. The result is the remaining expression."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "calculator",

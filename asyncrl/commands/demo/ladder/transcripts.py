@@ -20,7 +20,7 @@ ONE_TOOL: list[Any] = [{"type": "function", "function": LadderCalculator.schema}
 TWO_TOOLS: list[Any] = [*ONE_TOOL, {"type": "function", "function": Undo.schema}]
 
 _UNDONE = 0.2
-"""The chance of an undo in a demonstration, if there is a step to undo."""
+"""The chance that a turn of a demonstration is an undo, if there is a step to undo."""
 _PHRASES = (
     SYSTEM_PROMPT,
     "calculator(operator)",

@@ -23,6 +23,8 @@ def _files(key: str, here: str) -> Row:
         named = [named] if isinstance(named, str) else named
         if named:
             yield here, [at_home(each) for each in named]
+            if not source.says(key):
+                yield f"{key} is not given: {here} is set to verl's default"
 
     default = f"~/data/rlhf/gsm8k/{'train' if key == TRAIN else 'test'}.parquet"
     return made(key, f"`{here}`", default, "One file or a list; `~` becomes the home folder.", files)

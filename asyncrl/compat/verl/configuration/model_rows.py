@@ -26,7 +26,7 @@ def path_row(key: str, here: str, default: str, wanted: Callable[[VerlConfig], b
     """A row for the path of a model. Without `wanted`, the row makes no setting."""
 
     def path(source: VerlConfig) -> Iterator[Setting | str]:
-        if not wanted(source):
+        if not wanted(source) or source[key] is None:
             return
         yield here, at_home(source[key])
         if not source.says(key):

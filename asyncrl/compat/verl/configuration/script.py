@@ -2,7 +2,7 @@
 
 `NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}`, `${NAME:?TEXT}` and `$((SUM))` are expanded. Every
 word with a dotted key counts, also within an array. Other words are skipped, and loops and conditions have no effect.
-The output of a command and a variable without a value are unknown.
+The output of a command, which may extend over several lines, and a variable without a value are unknown.
 """
 
 from __future__ import annotations
@@ -11,24 +11,33 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 KEY_WORD = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=|~[A-Za-z_]\w*(\.\w+)+$")
+OPEN_KEY = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then", "do", "else")
-ARRAY = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
+ARRAY = re.compile(r"(?<!\w)(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
+OPEN_VALUE = re.compile(r"(?:^|\s)\+{0,2}[A-Za-z_][\w.]*=[^\s\"']*(?:\"[^\"]*|'[^']*)$")
+"""A key or a variable at the end of a command, whose value has an open quotation mark."""
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)(?:[-=]([^{}]*)|\?[^{}]*))?\}|\$([A-Za-z_]\w*)")
 SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\\]+)", re.MULTILINE)
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
 """The configurations that verl ships for PPO."""
+MOST_LINES = 50
+"""The maximum number of lines of one command."""
 LONGEST = 1 << 16
 """The maximum number of characters to which the variables of one command may expand. A longer result is a mistake or an
 attack."""
 SPACE, DOLLAR, UNEXPANDED = "\x1f", "\x1e", "\x1d"
 """Characters that replace a quoted space, a quoted dollar sign, and a dollar sign in the value of a variable that could
 not be expanded. They are used while words are split and variables expanded."""
+LITERAL = str.maketrans({"$": UNEXPANDED, "'": "\x1c", '"': "\x1b", "\\": "\x1a"})
+"""Replaces characters that have no effect in the value of a variable."""
+SHOWN = str.maketrans({SPACE: " ", DOLLAR: "$", UNEXPANDED: "$", "\x1c": "'", "\x1b": '"', "\x1a": "\\"})
+"""Puts the replaced characters back."""
 UNKNOWN = re.compile(rf"[${UNEXPANDED}][\w({{@*#?!-]")
 """The beginning of a part of a word that was not expanded."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -50,17 +59,19 @@ class ScriptWord(NamedTuple):
 def script_words(text: str, environment: Mapping[str, str]) -> list[ScriptWord]:
     """The words of a script that set keys. Parts that only the running script knows stay unexpanded."""
     variables = {name: value.replace("$", DOLLAR) for name, value in environment.items()}
-    words: list[ScriptWord] = []
-    for line in text.replace("\r\n", "\n").replace("\\\n", " ").splitlines():
-        for command in _commands(line):
-            try:
-                parts = shlex.split(_expanded(ARRAY.sub("", command, count=1), variables))
-            except ValueError:  # A quotation over several lines, which sets no key.
-                continue
-            for word in _without_assignments(parts, variables):
-                shown = word.replace(SPACE, " ").replace(DOLLAR, "$").replace(UNEXPANDED, "$")
-                words.append(ScriptWord(shown, not UNKNOWN.search(word)))
-    return words
+    words, unread = list[ScriptWord](), list[ScriptWord]()
+    for command in _commands(text.replace("\r\n", "\n").replace("\\\n", " ").splitlines()):
+        try:
+            parts = shlex.split(_expanded(ARRAY.sub("", command, count=1), variables))
+        except ValueError:
+            # A quotation over several lines. It sets no key in most scripts, so any other word with a key wins.
+            unread += [ScriptWord(part.translate(SHOWN), False) for part in command.split() if OPEN_KEY.match(part)]
+            continue
+        words += [
+            ScriptWord(word.translate(SHOWN), not UNKNOWN.search(word))
+            for word in _without_assignments(parts, variables)
+        ]
+    return [*unread, *words]
 
 
 def named_config(text: str) -> str | None:
@@ -82,34 +93,75 @@ def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterato
                 yield part
 
 
-def _commands(line: str) -> Iterator[str]:
-    """The commands of a line, without its comment. Quoted spaces and dollar signs become SPACE and DOLLAR. A command in
-    backticks becomes `$(COMMAND)`."""
-    command, quote, depth, escaped, ticked = "", "", 0, False, False
-    for place, letter in enumerate(line):
-        before = line[place - 1 : place]
-        if escaped:
-            command, escaped = (command[:-1] + DOLLAR if letter == "$" else command + letter), False
-        elif quote == "'":
-            quote = "" if letter == "'" else quote
-            command += DOLLAR if letter == "$" else letter
-        elif letter == "#" and not quote and not depth and (not before or before.isspace()):
-            break
-        elif letter in ";&|" and not quote and not depth:
-            yield _balanced(command)
-            command = ""
-        elif letter == "`":
-            ticked = not ticked
-            depth = depth + 1 if ticked else max(depth - 1, 0)
-            command += "$(" if ticked else ")"
-        else:
-            escaped = letter == "\\"
-            if letter in "'\"" and quote in ("", letter) and not (letter == "'" and depth):
-                quote = "" if quote else letter
-            depth += letter in "({" and (before == "$" or depth > 0)
-            depth -= letter in ")}" and depth > 0
-            command += SPACE if depth and letter.isspace() else letter
-    yield _balanced(command)
+def _commands(lines: Sequence[str]) -> Iterator[str]:
+    """The commands of a script's lines, without comments. A command goes on while its `$(...)` or its quoted value is
+    open, for at most MOST_LINES lines. If it is open for longer, its first line is a command of its own."""
+    start = 0
+    while start < len(lines):
+        found, end = _Splitter(), start
+        while end == start or (found.is_open and end < min(start + MOST_LINES, len(lines))):
+            found.add(lines[end] if end == start else f" {lines[end]}")
+            end += 1
+        if found.is_open:
+            found, end = _Splitter(), start + 1
+            found.add(lines[start])
+        yield from found.commands
+        start = end
+
+
+class _Splitter:
+    """Splits text into commands. Quoted spaces and dollar signs become SPACE and DOLLAR. A command in backticks becomes
+    `$(COMMAND)`."""
+
+    def __init__(self) -> None:
+        self._whole: list[str] = []
+        self._letters: list[str] = []
+        self._quote, self._depth = "", 0
+        self._escaped, self._ticked = False, False
+
+    @property
+    def commands(self) -> list[str]:
+        """All commands so far. The last one may be open."""
+        return [_balanced(each) for each in (*self._whole, "".join(self._letters))]
+
+    @property
+    def is_open(self) -> bool:
+        """True if the text ends within `$(...)`, `${...}` or backticks, or in the quoted value of a key or variable."""
+        return self._depth > 0 or (self._quote != "" and OPEN_VALUE.search("".join(self._letters)) is not None)
+
+    def add(self, line: str) -> None:
+        """Split one more line of the script, up to its comment."""
+        letters = self._letters
+        for place, letter in enumerate(line):
+            before = line[place - 1 : place]
+            if self._escaped:
+                self._escaped = False
+                if letter == "$":
+                    letters[-1] = DOLLAR
+                else:
+                    letters.append(letter)
+            elif self._quote == "'":
+                self._quote = "" if letter == "'" else self._quote
+                letters.append(DOLLAR if letter == "$" else letter)
+            elif letter == "#" and not self._quote and not self._depth and (not before or before.isspace()):
+                break
+            elif letter in ";&|" and not self._quote and not self._depth:
+                self._whole.append("".join(letters))
+                letters.clear()
+            elif letter == "`":
+                self._ticked = not self._ticked
+                self._depth = self._depth + 1 if self._ticked else max(self._depth - 1, 0)
+                letters.append("$(" if self._ticked else ")")
+            else:
+                self._add_plain(letter, before)
+
+    def _add_plain(self, letter: str, before: str) -> None:
+        self._escaped = letter == "\\"
+        if letter in "'\"" and self._quote in ("", letter) and not (letter == "'" and self._depth):
+            self._quote = "" if self._quote else letter
+        self._depth += letter in "({" and (before == "$" or self._depth > 0)
+        self._depth -= letter in ")}" and self._depth > 0
+        self._letters.append(SPACE if self._depth and letter.isspace() else letter)
 
 
 def _balanced(command: str) -> str:
@@ -127,7 +179,7 @@ def _expanded(text: str, variables: dict[str, str]) -> str:
         if default is not None and (found is None or (match[2] and not found)):
             text = default.strip("\"'")
         else:
-            text = match[0] if found is None else found.replace("$", UNEXPANDED)
+            text = match[0] if found is None else found.translate(LITERAL)
         room -= len(text)
         return text if room > 0 else match[0]
 

@@ -16,6 +16,8 @@ from asyncrl.compat.yaml_files import MAX_VALUES, read_small, read_yaml
 from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.errors import ConfigError
 
+HOME = "~/"
+"""The beginning of verl's default paths: files and models that verl's authors have in their home folders."""
 Section = dict[str, Any]
 """Keys with plain values. References are unresolved. A value that only a running script knows is an UnknownValue."""
 
@@ -33,7 +35,7 @@ class VerlConfig:
     def __init__(self, given: Section, defaults: Mapping[str, Any]) -> None:
         whole = _with_defaults(given, defaults)
         self.remarks: list[str] = []
-        self._defaults = defaults
+        self._defaults = dict(defaults)
         self._references = References(whole)
         self.values: dict[str, Any] = {}
         for key, value in self._leaves(whole, ""):
@@ -65,6 +67,9 @@ class VerlConfig:
                 _check_number(value, default)
             except (ValueError, RecursionError, yaml.YAMLError) as error:
                 remark = f"{key}: its value cannot be read ({error}), and is left out: give {key}=VALUE"
+                if str(default).startswith(HOME):
+                    # The user has a path of their own. A run must not start with a path of verl's authors instead.
+                    self._defaults[key] = default = None
                 self.remarks.append(remark if default is None else f"{remark}, or verl's default {default} counts")
                 continue
             if isinstance(value, Mapping) and value:

@@ -49,7 +49,7 @@ class ServerEnd:
         return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> None:
-        """Post `body` to the server. Raises ServerFaultError and ServerRefusedError."""
+        """Post `body` to the server. Raises: see `Http.call`."""
         await self.http.post(path, body, self.load_s if timeout_s is None else timeout_s)
 
     @asynccontextmanager

@@ -49,8 +49,9 @@ class _Joined:
 class DistributedServerRoute(BucketServerRoute):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
-    The store has no encryption keys, so it listens beyond loopback only if the network is declared `insecure`.
-    `make_group` makes this end of a group. `own_address` finds the address by which the server reaches this machine.
+    torch's store, by which the ranks find each other, cannot encrypt. So it listens beyond loopback only if the network
+    is declared `insecure`. `make_group` makes the actor's end of a group. `own_address` finds the address by which the
+    server reaches this machine.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class DistributedServerRoute(BucketServerRoute):
                         post = self.end.post("/update_weights_from_distributed", announced)
                         await self._together(post, self._threads.run(partial(_send, joined.group, flat, self.device)))
             except BaseException:
-                # The group is left at once: a server that waits for further tensors would not answer the end of the
-                # update.
+                # The actor leaves the group at once: a server that waits for further tensors would not answer the end
+                # of the update.
                 self._leave()
                 raise
 
@@ -109,7 +110,7 @@ class DistributedServerRoute(BucketServerRoute):
             store, port = await self._threads.run(partial(open_store, address, self._timeout_s))
             client = await self._threads.run(partial(join_store, address, port, self._timeout_s))
         except (ConfigError, OSError, UnavailableError) as error:
-            raise ServerRefusedError(f"no group with {self.end.url}: {error}") from error
+            raise ServerRefusedError(f"no group can be formed with {self.end.url}: {error}") from error
         name, ranks = f"asyncrl-{uuid.uuid4().hex}", 1 + self.end.ranks
         body = {
             "master_address": address,
@@ -124,7 +125,7 @@ class DistributedServerRoute(BucketServerRoute):
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
         except BaseException:
-            # This ends the store. Its clients notice this, and stop waiting for other ranks.
+            # `del` ends the store. Its clients notice the end, and stop waiting for other ranks.
             del store
             raise
         return _Joined(name, store, forming.result())

@@ -3,12 +3,12 @@
 The body has the form of SGLang's `flattened_bucket`: one pickle for each rank, with a buffer uint8[n] and the layout of
 its tensors. The server's unpickler accepts known names only, and this process has no SGLang to write such a pickle.
 
-So the buffer is pickled as a call of torch's rebuild function. SGLang replaces it in its servers by a function that
-finds a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because
-the server reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
+So the buffer is pickled as a call of torch's rebuild function. SGLang's servers replace this function by one that finds
+a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the server
+reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
 
-Torch counts the processes that use a buffer, and keeps its memory until each has opened its handle and dropped the
-buffer. A server does so when its copies are done. So the actor drops a buffer once the server has answered.
+Torch counts the processes that use a buffer. It keeps the buffer's memory until each process has opened its handle and
+dropped the buffer. A server does so when its copies are done. So the actor drops a buffer once the server has answered.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class IpcServerRoute(BucketServerRoute):
     """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`.
 
     If the GPU has no room for a second copy of the weights, versions stay in host memory, and only two buckets are on
-    the GPU. `reserve_bytes` of the free memory stay free for the server's work. If less is free, most of it stays free,
-    and buckets are smaller.
+    the GPU. `reserve_bytes` of the free memory stay free for the server's work. If less than that is free, buckets are
+    smaller, and most of the free memory stays free.
     """
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int, reserve_bytes: int = 0) -> None:

@@ -532,7 +532,30 @@ def test_a_value_that_only_the_running_script_knows_is_reported_and_left_out(tmp
         reason = f"{key}: its value cannot be read (only the running script knows this value: {written})"
         assert has(result.differs, reason, f"left out: give {key}=VALUE")
     assert has(result.differs, "give data.train_batch_size=VALUE, or verl's default 1024 counts")
+    assert not any("verl's default ~/" in line for line in result.differs)
+    assert not {"data.train", "data.eval", "model.path"} & result.settings.keys()
     assert not any("$" in str(value) for value in result.settings.values())
+
+
+OVER_LINES = ["a.b=$(  date +%s )", "a.c=2", "a.d=$(  nproc )"]
+
+
+def test_a_path_that_only_the_running_script_knows_must_be_set_before_a_start(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("run data.train_files=$TRAIN data.val_files=a.parquet actor_rollout_ref.model.path=$(\npick\n)")
+    text, report = translated(script, [], None)
+    assert "~/" not in text
+    assert "deepseek" not in text
+    fixes = report[report.index("Fix before a start:") :]
+    for key in ("data.train", "model.path"):
+        assert any(line.strip().startswith(f"{key}: set it") for line in fixes)
+    assert has(report, "data.train_files: its value cannot be read", "$TRAIN")
+
+
+def test_paths_that_a_script_leaves_to_verl_are_told() -> None:
+    for key in ("data.train_files", "data.val_files", "actor_rollout_ref.model.path"):
+        assert has(from_words("trainer.nnodes=1").differs, f"{key} is not given", "is set to verl's default")
+        assert not has(from_words(f"{key}=mine").differs, f"{key} is not given")
 
 
 WITH_SPACES = ["a.b=x-$(date +%s)", "a.c=9", "a.d=-3", "a.e=$((2 ** 3))"]
@@ -554,6 +577,16 @@ WITH_SPACES = ["a.b=x-$(date +%s)", "a.c=9", "a.d=-3", "a.e=$((2 ** 3))"]
         ("A=\nrun a.b=$A a.c=${A:-1} a.d=${A-2} a.e=${B:=3}", ["a.b=", "a.c=1", "a.d=", "a.e=3"]),
         ("A=$A:x\nrun a.b=$A", ["a.b=$A:x"]),
         (f"run a.b=$(({'+'.join('1' * 5000)}))", [f"a.b=$(({'+'.join('1' * 5000)}))"]),
+        ("T=$(\n  ls x.y=9 |  # all\n  head\n)\nrun a.b=$T a.c=1", ["a.b=$(   ls x.y=9 |  # all   head )", "a.c=1"]),
+        ("run a.b=$(\n date +%s\n) \\\n a.c=2\nrun a.d=`\n nproc\n` a.e=3", [*OVER_LINES, "a.e=3"]),
+        ("run a.b=\"['x',\n'y']\" a.c=1", ["a.b=['x', 'y']", "a.c=1"]),
+        ("F='x\ny'\nrun a.b=\"$F\" a.c=1", ["a.b=x y", "a.c=1"]),
+        ('bash -c "\nrun a.b=1\n"\nrun a.c=2', ["a.b=1", "a.c=2"]),
+        ("T=$(never closed\nrun a.b=1\nU='nor this\nrun a.c=2", ["a.b=1", "a.c=2"]),
+        ("T=$(\n" + "x\n" * 200 + ")\nrun a.b=1", ["a.b=1"]),
+        ("T=$(\n cat <<'E'\n it's (\"so\") \n)\nrun a.b=$T a.c=1", ["a.b=$T", "a.c=1"]),
+        ('A="it\'s" B=\'"x"\' C=\'\\\'\nrun a.b=$A a.c="$B" a.d=$C', ["a.b=it's", 'a.c="x"', "a.d=\\"]),
+        ('say "no key a.b=1 a.c=2\nrun a.b=3\n', ["a.b=1", "a.c=2", "a.b=3"]),
     ],
 )
 def test_a_script_is_read_as_a_shell_would(text: str, words: list[str]) -> None:

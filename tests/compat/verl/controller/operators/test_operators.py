@@ -29,6 +29,7 @@ from asyncrl.errors import ConfigError, DataProtoError, ScoringError, WorkerErro
 from tests.compat.verl.controller.operators.support import GROUP, GROUPS, config
 from tests.learner.support import VOCABULARY
 from tests.mixtures import save_mixture
+from tests.one_rank import frozen_heap
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ KL = "algorithm.kl={name: k3, params: {weight: 0.1}}"
 def open_workers() -> Iterator[Open]:
     """Makes a worker group of a class, with its models loaded."""
     torch.set_num_threads(1)
-    with ExitStack() as stack:
+    with frozen_heap(), ExitStack() as stack:
 
         def make(kind: type, settings: TrainConfig, count: int = 1) -> Any:
             group = LocalWorkerGroup(ClassWithInitArgs(kind, settings), ResourcePool([count]))

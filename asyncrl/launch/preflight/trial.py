@@ -1,0 +1,145 @@
+"""Sends the user's own code to a child process before a run starts, since such code may block or end its process. This
+file is the starter's side."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar
+
+from asyncrl import wire
+from asyncrl.errors import ConfigError, ScoringError, StoppedError
+from asyncrl.scoring.judges import EndedError, JudgePool, Limits
+from asyncrl.types import Task, Trajectory
+from asyncrl.wire import Message
+
+log = logging.getLogger("asyncrl.train")
+
+T = TypeVar("T")
+
+TRIAL_S = 10.0
+"""The seconds that the user's code may take at each request."""
+MARGIN_S = 1.0
+"""The process is ended this long after the limit. Code that can be interrupted is interrupted before."""
+LOOK_S = 0.1
+"""The pause between two looks at the event that stops the start."""
+PROGRAM = "asyncrl.launch.preflight.trying"
+WORDS = "I do not know."
+"""An answer that a rule should score as wrong."""
+
+
+class Pool(Protocol):
+    """The methods of JudgePool that a trial needs."""
+
+    def submit(self, messages: Sequence[Message], read: Callable[[Message], Message]) -> Future[Message]: ...
+
+    def close(self) -> None: ...
+
+
+def open_trial_pool(settings: Mapping[str, Any]) -> Pool:
+    """The process that tries the user's code. It starts with the first request."""
+    limits = Limits("your own code", settings["timeout_s"], "the limit", None)
+    return JudgePool(PROGRAM, settings, 1, limits, starts_later=True)
+
+
+class TrialProcess:
+    """Has a child process run the user's code. `values` are all values of the configuration, and each request may take
+    `limit_s`. Setting `stop` ends a request."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        stop: threading.Event | None = None,
+        open_pool: Callable[[Mapping[str, Any]], Pool] = open_trial_pool,
+        limit_s: float = TRIAL_S,
+    ) -> None:
+        self._held = ExitStack()
+        self._running = Path(self._held.enter_context(TemporaryDirectory(prefix="asyncrl-trial-"))) / "running"
+        limits = {"limit_s": limit_s, "timeout_s": limit_s + MARGIN_S}
+        self._pool = open_pool({"values": values, "running": str(self._running), **limits})
+        self._held.callback(self._pool.close)
+        self._stop, self._limit_s = stop, limit_s
+
+    def begin(self) -> None:
+        """Start the process in the background, so that a later request need not wait for its imports."""
+        self._pool.submit([Message("start")], _itself)
+
+    def create(self, what: str, task: Task, place: str) -> None:
+        """Create the tools or the environment `what` of the task in the row `place`. Raises ConfigError: it failed;
+        StoppedError."""
+        self._asked("create", what, task, place)
+
+    def start_user(self, what: str, task: Task, place: str) -> None:
+        """Start the simulated user of the task. Raises: see `create`."""
+        self._asked("user", what, task, place)
+
+    def play(self, what: str, task: Task, place: str) -> Trajectory | None:
+        """Play an episode of the task. None if it took too long, or if other checks give the reason of its failure.
+        Raises: see `create`."""
+        reply = self._asked("play", what, task, place)
+        return None if reply is None else wire.read_trajectory(reply)
+
+    def _asked(self, kind: str, what: str, task: Task, place: str) -> Message | None:
+        try:
+            return self.score(kind, what, task, place)
+        except ScoringError as error:
+            raise ConfigError(str(error)) from error
+
+    def score(
+        self, kind: str, what: str, task: Task, place: str, trajectory: Trajectory | None = None, **more: Any
+    ) -> Message | None:
+        """Score the episode by the user's code of this `kind`, which messages call `what`. None: see `play`.
+
+        Raises ScoringError: the code failed; ConfigError: it ended its process; StoppedError: `stop` was set.
+        """
+        body = {"row": wire.task_body(task), "place": place, **more}
+        message = Message(kind, 0, body)
+        if trajectory is not None:
+            sent = wire.trajectory_message(trajectory)
+            message = Message(kind, 0, {**sent.body, **body}, sent.arrays)
+        self._running.write_text(what)
+        try:
+            reply = answered(self._pool.submit([message], _itself), self._stop)
+        except EndedError as error:
+            running = self._running.read_text()
+            if error.overran:
+                warn_of_slow_code(place, self._limit_s, running, error.line)
+                return None
+            raise ConfigError(f"with {place}, {error}; {running} was called last: mend it") from error
+        if reply.kind == "slow":
+            warn_of_slow_code(place, self._limit_s, self._running.read_text(), reply.body["line"])
+            return None
+        if reply.kind == "left_out":
+            log.debug("no episode of %s was tried before the start: %s", place, reply.body["reason"])
+            return None
+        return reply
+
+    def close(self) -> None:
+        """End the process."""
+        self._held.close()
+
+
+def warn_of_slow_code(place: str, limit_s: float, running: str, line: str) -> None:
+    """Log that the code `running` took too long, and the line at which it was."""
+    log.warning(
+        "with %s, the episode that tries your own code took over %g s, so it is left out of the checks; %s was called "
+        "last%s and may be slow",
+        *(place, limit_s, running, f", was at {line}" if line else ""),
+    )
+
+
+def answered(future: Future[T], stop: threading.Event | None) -> T:
+    """The result of `future`. Raises StoppedError: `stop` was set before. Passes on the future's error."""
+    while not wait([future], LOOK_S).done:
+        if stop is not None and stop.is_set():
+            raise StoppedError("stopped while your own code was tried; nothing was started")
+    return future.result()
+
+
+def _itself(message: Message) -> Message:
+    return message
