@@ -1,4 +1,4 @@
-"""Our classes of tools beside verl's own, where ASYNCRL_VERL_PYTHON names a Python that has verl."""
+"""Our classes of tools compared with verl's own, where ASYNCRL_VERL_PYTHON names a Python that has verl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compat.verl.tools import program
 
 
 def ran(*command: str) -> dict[str, Any]:
-    """What each step of the program gives. Tools print, so the result is the last line."""
+    """Run the program. Returns the outcome of each step. Tools print, so the outcomes are the last line."""
     environment = {**os.environ, "PYTHONPATH": str(Path(asyncrl.__file__).parents[1])}
     done = subprocess.run([*command], stdout=subprocess.PIPE, text=True, check=True, env=environment)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
