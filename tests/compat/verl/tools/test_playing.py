@@ -16,7 +16,9 @@ from PIL import Image
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError, ToolError
+from asyncrl.launch.preflight.episode import OwnCode
 from asyncrl.tools import Tool
+from asyncrl.tools.environments.classes import may_reward_turns
 from asyncrl.tools.registry import tool_classes
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import ToolCall, Trajectory
@@ -198,3 +200,11 @@ def test_an_entry_that_makes_no_tool_is_refused(entry: Any, reason: str) -> None
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"actor\.verl_tools: vault and another tool are both called 'vault'"):
         classes(VAULT, {**VAULT, "config": {"points": 1.0}})
+
+
+def test_a_start_tries_a_tool_of_the_users_own_but_not_one_of_asyncrl() -> None:
+    actor = ActorConfig(tools=[], verl_tools=[VAULT, FUNCTIONS])
+    assert set(OwnCode.of(actor).tools) == {"vault", "shout", "judge"}
+    assert may_reward_turns(actor)
+    gsm8k = {"class_name": "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool", "tool_schema": OLD_SCHEMA}
+    assert OwnCode.of(ActorConfig(tools=[], verl_tools=[gsm8k])).tools == {}
