@@ -34,7 +34,7 @@ ANSWER = 3
 
 
 @dataclass
-class AgentData:
+class ToolsData:
     """The argument `agent_data` of `execute`. All tools of an episode share it."""
 
     request_id: str
@@ -64,7 +64,7 @@ class VerlTool(Tool):
     async def execute(self, arguments: Mapping[str, Any]) -> Content | Scored:
         more = {**self.call_kwargs["execute_kwargs"]}
         if _takes(self.theirs.execute, "agent_data"):
-            more.setdefault("agent_data", self.shared.setdefault("agent_data", AgentData(self.episode)))
+            more.setdefault("agent_data", self.shared.setdefault("agent_data", ToolsData(self.episode)))
         answer = await self.theirs.execute(self._instance, dict(arguments), **more)
         if not (isinstance(answer, tuple) and len(answer) == ANSWER):
             raise TypeError(f"execute returned {answer!r:.200}, not (response, reward, metrics)")
