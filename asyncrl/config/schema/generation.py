@@ -38,6 +38,12 @@ class ActorConfig:
         "tools of the policy: built-in names or dotted paths of Tool classes",
         fixed="all members of a group have the same tools",
     )
+    verl_tools: list[Any] = option(
+        [],
+        "tools written for verl: the entries of a file of its tool_config_path, {class_name: ..., config: {...}, "
+        "tool_schema: {...}}, or {function_tool_path: FILE} (docs/tools.md)",
+        fixed="all members of a group have the same tools",
+    )
     mcp_servers: dict[str, Any] = option(
         {},
         "MCP servers by name; the policy also gets their tools: {command: PROGRAM, args: [...]} or {url: http://...} "
