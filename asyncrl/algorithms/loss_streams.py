@@ -81,7 +81,7 @@ class Rl(Stream):
 
     Formula: (c / mean of c) loss, with loss the policy's loss of a token, c = weight * score, and the mean over the
     policy tokens of the batch
-    Use: to train the policy's loss on some sequences only: those whose score is above 0; or, with weight=0, on none, so
+    Use: to train the policy's loss on a part of the sequences: those whose score is above 0; with weight=0 on none, so
     that only the other streams are trained
     Source: the stream rl of the library prime-rl, 2026
     Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted.
@@ -120,9 +120,9 @@ class Ce(LossStream):
 class RefKl(LossStream):
     """Distillation on the policy's own samples: the policy gradient with log(pi_ref / pi_theta) as the advantage.
 
-    Formula: -(c / share) sg(log pi_ref - log pi_theta) r where pi_theta - mu >= -delta, else 0; with c and share as in
-    ce, sg(x) = x without gradient, r = min(pi_theta / mu, cap), and the gradient of r equal to r times the gradient of
-    log pi_theta, even beyond the cap
+    Formula: -(c / share) sg(log pi_ref - log pi_theta) r where pi_theta - mu >= -delta, else 0; c and share are as in
+    ce; sg(x) is x without gradient; r = min(pi_theta / mu, cap), and its gradient is r times the gradient of log
+    pi_theta, even beyond the cap
     Use: to let the policy learn from a stronger model on the policy's own episodes; this model is the reference, and
     must have the policy's vocabulary
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from

@@ -1,9 +1,9 @@
 """Reads the images of an episode, and places them among the episode's tokens.
 
 The model needs a placeholder token for each feature (visual token) of an image, but chat templates write a single
-placeholder for the whole image. So this file repeats the placeholder. To know which image a placeholder stands for, it
-gives the template `{"type": "image", "digest": ...}` in place of each image block of a message. The text of a message
-never becomes a placeholder (`chat.contents`).
+placeholder for the whole image. So this file repeats the placeholder. To know which placeholder belongs to which image,
+it gives the template `{"type": "image", "digest": ...}` in place of each image block of a message. The text of a
+message never becomes a placeholder (`chat.contents`).
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ The pause itself reaches its maximum much earlier."""
 SHOWN_LINES = 3
 """The number of last lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
-"""If a role ran for this many seconds before it failed, this failure counts as its first."""
+"""A failure counts as the first one of its role if the role ran for this many seconds before it."""
 SOON_S = 2.0
-"""If a stop takes longer than this, a log line says what it waits for."""
+"""A stop that takes longer than this logs what it waits for."""
 KILLED_S = 12.0
 """The longest wait for killed processes at the end of a run. A process that hangs in the kernel, or on a host that
 cannot be reached, may never end."""

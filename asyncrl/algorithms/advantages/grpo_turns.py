@@ -10,7 +10,7 @@ from asyncrl.algorithms.parts import param
 class GrpoTurns(Advantage):
     """GRPO with an advantage that is redistributed between the steps of an episode by their scores.
 
-    Formula: A_t = grpo(R) + beta (c_k - mean) for the tokens t of step k, with c_k the score of step k, and the mean
+    Formula: A_t = grpo(R) + beta (c_k - mean) for the tokens t of step k; with c_k the score of step k, and the mean
     over the scores of the same episode
     Use: to credit single turns when the policy decides how many turns there are
     Source: Group-in-Group Policy Optimization for LLM Agent Training, 2025, in a zero-sum form

@@ -16,8 +16,8 @@ class OptimalTokenBaseline(TokenAdvantage):
     A member's weight is the sum of its squared gradient norms (with respect to the logits) up to that token.
 
     Formula: A_t = G_t - sum(G_t E_t) / (sum(E_t) + 1e-8), with both sums over the members of the group that have a
-    token t, G_t = r_t + gamma G_{t+1}, E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2, pi_j the
-    probability of token j under the proximal policy, pi_j(v) that of token v of the vocabulary in its place, and w =
+    token t; G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2; pi_j is the
+    probability of token j under the proximal policy, and pi_j(v) that of token v of the vocabulary in its place; w =
     pi_prox / mu; with cap=null, E_t has no factor min(w_j, cap)^2
     Use: for long episodes of different lengths, where the group's mean as a baseline leaves gradients with a high
     variance

@@ -12,9 +12,9 @@ from asyncrl.errors import InvariantError
 class Pure(Advantage):
     """Min-form credit: an episode's process reward is nearly the score of its worst step.
 
-    Formula: A_t = (sum of r*_k - b n_k over the steps k that end at or after t) + outcome_weight rloo(outcome), with
-    r*_k = softmax_k(-r_k / T) r_k, r_k the score of step k, T the temperature, n_k the number of policy tokens of step
-    k, and b = (sum of r* over the steps of the group's other members) / (number of policy tokens of these members)
+    Formula: A_t = (sum of r*_k - b n_k over the steps k that end at or after t) + outcome_weight rloo(outcome); r*_k =
+    softmax_k(-r_k / T) r_k, with r_k the score of step k, and T the temperature; n_k is the number of policy tokens of
+    step k; b = (sum of r* over the steps of the group's other members) / (number of policy tokens of these members)
     Use: for learned step scores in [-1, 1]: with the plain sum of the scores, the policy could collect reward by many
     harmless steps
     Source: Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning, 2025

@@ -8,9 +8,9 @@ from asyncrl.algorithms.parts import param
 class Vtrace(TokenAdvantage):
     """V-trace: values and advantages corrected for the age of the data by truncated importance ratios.
 
-    Formula: A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t), and the critic's target is R_t = v_t; with
-    v_t = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}), delta_t = min(rho_bar, w_t) (r_t + gamma V_{t+1} - V_t), and
-    c_t = lam min(c_bar, w_t)
+    Formula: A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t), and the critic's target is R_t = v_t; v_t = V_t +
+    delta_t + gamma c_t (v_{t+1} - V_{t+1}); delta_t = min(rho_bar, w_t) (r_t + gamma V_{t+1} - V_t); c_t = lam
+    min(c_bar, w_t)
     Use: with a critic and data of several versions; choose loss gpg and no correction
     Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
     Caveat: rho_bar decides of which policy the values are learned; c_bar affects only how fast they converge.

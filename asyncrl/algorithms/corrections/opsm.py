@@ -14,7 +14,7 @@ class Opsm(Correction):
     unstable
     Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025. The paper's pi_old is the
     probability that the inference framework returned, which is mu
-    Caveat: it runs in every forward pass, so each update of a step may drop other sequences.
+    Caveat: it runs in every forward pass, so each update of a step may drop other sequences than the update before.
     """
 
     name = "opsm"

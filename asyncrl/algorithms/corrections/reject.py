@@ -13,8 +13,8 @@ class Reject(Correction):
     """Drops tokens, turns or whole sequences if the divergence between behaviour and proximal policy is outside two
     bounds. Does not set weights.
 
-    Formula: keep if low <= k <= high, with k the divergence that `by` names (k1 = -log w, k2 = log^2 w / 2,
-    k3 = w - 1 - log w, ratio = w, or difference = pi_prox - mu), combined as `over` says; w = pi_prox / mu
+    Formula: keep if low <= k <= high; k is the divergence that `by` names (k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 -
+    log w, ratio = w, or difference = pi_prox - mu), over the tokens that `over` names; w = pi_prox / mu
     Use: to train only on data within a trust region; for long episodes, choose over=sequence_mean. by=difference rarely
     drops tokens of small probability, whose ratios are noise
     Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025; difference and turn_mean:

@@ -15,7 +15,7 @@ class KlCov(Loss):
     mean), and -r A for all other tokens
     Use: when the entropy collapses early; the penalty is smoother than the choice of clip_cov
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. No token has a clip.
+    Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. There is no clip.
     """
 
     name = "kl_cov"
