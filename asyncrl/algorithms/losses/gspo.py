@@ -21,8 +21,8 @@ class Gspo(DualClippedLoss):
     name = "gspo"
     sequence_level = True
 
-    clip_low: float = param(3e-4, "the sequence's ratio is clipped below 1 - clip_low", "[0, 1]")
-    clip_high: float = param(4e-4, "the sequence's ratio is clipped above 1 + clip_high", "[0, inf]")
+    clip_low: float = param(3e-4, "the sequence's ratio is clipped to at least 1 - clip_low", "[0, 1]")
+    clip_high: float = param(4e-4, "the sequence's ratio is clipped to at most 1 + clip_high", "[0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
         spans, log_ratio = updates.view.sequences, updates.log_ratio

@@ -9,8 +9,11 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
 
-from asyncrl.compat.verl import controller
-from asyncrl.compat.verl.interactions import BaseInteraction
+from asyncrl.compat.verl import agent_loops, controller
+from asyncrl.compat.verl.agent_loops import base, helpers, parsers, tool_agent
+from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy
+from asyncrl.compat.verl.agent_loops.single_turn import SingleTurnAgentLoop
+from asyncrl.compat.verl.interactions import BaseInteraction, interactions_of
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
@@ -44,6 +47,8 @@ _MANAGERS = {
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
 _RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup")
+_LOOPS = {name: getattr(agent_loops, name) for name in agent_loops.__all__}
+_WRAPS = {"DictConfigWrap": base.DictConfigWrap, "ToolListWrap": base.ToolListWrap}
 
 
 def _of_controller(*names: str) -> Mapping[str, Any]:
@@ -52,8 +57,38 @@ def _of_controller(*names: str) -> Mapping[str, Any]:
 
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl": {"DataProto": DataProto},
+    "verl.experimental": {},
+    "verl.experimental.agent_loop": {
+        **_LOOPS,
+        "SingleTurnAgentLoop": SingleTurnAgentLoop,
+        "ToolAgentLoop": tool_agent.ToolAgentLoop,
+    },
+    "verl.experimental.agent_loop.agent_loop": {
+        **_LOOPS,
+        **_WRAPS,
+        "AsyncLLMServerManager": EpisodePolicy,
+        "_agent_loop_registry": base.REGISTRY,
+    },
+    "verl.experimental.agent_loop.single_turn_agent_loop": {"SingleTurnAgentLoop": SingleTurnAgentLoop},
+    "verl.experimental.agent_loop.tool_agent_loop": {
+        "AgentData": tool_agent.AgentData,
+        "AgentState": tool_agent.AgentState,
+        "ToolAgentLoop": tool_agent.ToolAgentLoop,
+    },
+    "verl.experimental.agent_loop.tool_parser": {
+        "FunctionCall": parsers.FunctionCall,
+        "ToolParser": parsers.ToolParser,
+    },
+    "verl.experimental.agent_loop.utils": {
+        "add_generation_prompt_for_gpt_oss": helpers.add_generation_prompt_for_gpt_oss,
+        "build_gpt_oss_tool_response_text": helpers.build_gpt_oss_tool_response_text,
+        "format_gpt_oss_tool_response_manually": helpers.format_gpt_oss_tool_response_manually,
+        "resolve_config_path": helpers.resolve_config_path,
+    },
     "verl.interactions": {},
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
+    "verl.interactions.utils": {},
+    "verl.interactions.utils.interaction_registry": {"initialize_interactions_from_config": interactions_of},
     "verl.protocol": {
         "DataProto": DataProto,
         "DataProtoFuture": controller.DataProtoFuture,
@@ -69,9 +104,14 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.single_controller.ray.base": _of_controller(*_RAY),
     "verl.utils": {},
     "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
+    "verl.utils.profiler": {"simple_timer": helpers.simple_timer},
+    "verl.utils.rollout_trace": {"rollout_trace_op": helpers.rollout_trace_op},
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},
     "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k_score},
     "verl.workers": {},
+    "verl.workers.rollout": {},
+    "verl.workers.rollout.llm_server": {"LLMServerClient": EpisodePolicy},
+    "verl.workers.rollout.replica": {"TokenOutput": agent_loops.TokenOutput},
     "verl.workers.reward_manager": _MANAGERS,
     "verl.workers.reward_manager.abstract": {"AbstractRewardManager": AbstractRewardManager, "RawRewardFn": Callable},
     "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},

@@ -121,8 +121,8 @@ class DataConfig:
     columns: dict[str, str] = option(
         {},
         "maps fields of a task to columns of the files, such as {prompt: question, ground_truth: answer}; the fields "
-        "are prompt, ground_truth, data_source, tools and environment, and any other name is a field of extra_info; "
-        "empty: the columns of verl's layout",
+        "are prompt, ground_truth, data_source, tools, environment and images, and any other name is a field of "
+        "extra_info; empty: the columns of verl's layout",
         fixed="stored groups belong to tasks that were read from these columns",
         secret="none",
     )
@@ -203,7 +203,8 @@ class ObserveConfig:
     upload: list[str] = option(
         [],
         "files to send to sinks that can store files; episodes: the text of the kept episodes "
-        "(observe.keep_episodes); model: the exported model; the learner waits up to an hour for its upload",
+        "(observe.keep_episodes, observe.keep_evaluated); model: the exported model; the learner waits up to an hour "
+        "for its upload",
         choices=("episodes", "model"),
     )
     prometheus_host: str = option(
@@ -229,8 +230,8 @@ class ObserveConfig:
     )
     keep_episodes_mb: int = option(
         512,
-        "megabytes that the text of kept episodes may take, an eighth of it for evaluations; above this size, the "
-        "text of some steps is deleted, evenly over the run",
+        "megabytes that kept episodes may take, an eighth of this for evaluations; above this size, the episodes of "
+        "some steps are deleted, evenly over the run",
         "[1, inf)",
     )
     profile_steps: list[int] = option(

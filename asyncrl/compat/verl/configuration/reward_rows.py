@@ -266,7 +266,7 @@ ROWS = (
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),
-    none(MODEL, "enable_resource_pool n_gpus_per_node nnodes rollout.*", "`cluster.*` places the scorers."),
+    none(MODEL, "rollout.*", "A scorer runs the reward model itself; `cluster.*` places the scorers."),
     none(
         "reward",
         "num_workers reward_manager.module.* reward_loop_source reward_loop_module_path "
@@ -297,8 +297,8 @@ ROWS = (
     Row(("custom_reward_function.reward_kwargs.*",), "", "Only rules of `scoring.rules` take parameters."),
     none(
         "reward_model",
-        "num_workers enable_resource_pool n_gpus_per_node nnodes reward_loop_source reward_loop_module_path "
-        "reward_loop_class_name launch_reward_fn_async micro_batch_size micro_batch_size_per_gpu max_length "
+        "num_workers reward_loop_source reward_loop_module_path reward_loop_class_name launch_reward_fn_async "
+        "micro_batch_size micro_batch_size_per_gpu max_length "
         "forward_max_token_len_per_gpu use_dynamic_bsz profiler.* rollout.* model.* sandbox_fusion.*",
         "`cluster.*` places the scorers, and `scoring.batch_tokens` limits their batches.",
     ),

@@ -618,19 +618,6 @@ def test_keys_that_the_users_manager_gets_are_not_called_unknown_or_left_out() -
     assert has(from_words("+reward.reward_kwargs.bonus=0.25").unknown, "reward.reward_kwargs.bonus=0.25")
 
 
-@pytest.mark.slow
-def test_a_script_that_starts_verl_with_a_file_of_its_own_is_told_that_the_file_is_not_read(tmp_path: Path) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text(
-        "python3 -m verl.trainer.main_ppo --config-path=conf \\\n  --config-name='multiturn' trainer.nnodes=1\n"
-    )
-    assert has(translated(script, [], None)[1], "--config-name=multiturn", "--cfg job")
-    script.write_text(
-        "# --config-name=old\npython3 -m verl.trainer.main_ppo --config-name ppo_trainer.yaml trainer.nnodes=1\n"
-    )
-    assert not has(translated(script, [], None)[1], "--config-name")
-
-
 def test_a_variable_that_nothing_sets_is_named_with_the_word_that_mends_it() -> None:
     result = from_words("trainer.n_gpus_per_node=${UNSET}")
     assert has(result.differs, "UNSET", "is left out: give trainer.n_gpus_per_node=VALUE")
@@ -638,9 +625,44 @@ def test_a_variable_that_nothing_sets_is_named_with_the_word_that_mends_it() -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif("ASYNCRL_VERL_PYTHON" not in os.environ, reason="needs verl")
-def test_verls_own_configuration_has_no_key_that_the_table_does_not_know(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["", "megatron_", "torchtitan_", "veomni_"])
+def test_verls_own_configuration_has_no_key_that_the_table_does_not_know(engine: str) -> None:
     program = "import verl.trainer.config as c, os; print(os.path.dirname(c.__file__))"
     python = os.environ["ASYNCRL_VERL_PYTHON"]
     folder = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.split()[-1]
-    result = translate(read_verl(Path(folder) / "_generated_ppo_trainer.yaml", [], {}))
+    result = translate(read_verl(Path(folder) / f"_generated_ppo_{engine}trainer.yaml", [], {}))
     assert result.unknown == ()
+
+
+def test_agent_loops_of_ones_own_play_the_episodes() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = [
+        f"{rollout}.agent.agent_loop_config_path=loops.yaml",
+        f"{rollout}.agent.default_agent_loop=mine",
+        f"{rollout}.multi_turn.enable=True",
+        f"{rollout}.multi_turn.max_assistant_turns=5",
+        f"{rollout}.multi_turn.max_parallel_calls=3",
+        f"{rollout}.multi_turn.interaction_config_path=users.yaml",
+    ]
+    made = from_words(*words)
+    assert made.settings["actor.agent"] == "verl"
+    assert made.settings["actor.max_turns"] == 5
+    assert made.settings["actor.agent_options"] == {
+        "default_agent_loop": "mine",
+        "agent_loop_config_path": "loops.yaml",
+        "config": {
+            "actor_rollout_ref": {
+                "rollout": {"multi_turn": {"interaction_config_path": "users.yaml", "max_parallel_calls": 3}}
+            }
+        },
+    }
+    assert "actor.interactions" not in made.settings
+    assert not has([*made.differs, *made.without], "max_parallel_calls")
+
+
+@pytest.mark.parametrize("loop", ["single_turn_agent", "tool_agent"])
+def test_the_loops_of_verl_itself_become_no_agent(loop: str) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    made = from_words(f"{rollout}.agent.default_agent_loop={loop}", f"{rollout}.multi_turn.max_parallel_calls=3")
+    assert "actor.agent" not in made.settings
+    assert has(made.differs, "max_parallel_calls=3", "all calls of a turn run at once")
