@@ -167,7 +167,7 @@ _SCHEMAS = (
     *("OpenAIFunctionPropertySchema", "OpenAIFunctionSchema", "OpenAIFunctionToolCall", "OpenAIFunctionToolSchema"),
     "ToolResponse",
 )
-_REGISTRY = ("ToolType", "get_tool_class", "initialize_tools_from_config", "load_all_tools")
+_TOOL_REGISTRY = ("ToolType", "get_tool_class", "initialize_tools_from_config", "load_all_tools")
 _FUNCTIONS = (
     *("FUNCTION_TOOL_REGISTRY", "FunctionTool", "function_tool", "get_function_tool", "load_function_tools_from_path"),
     "normalize_function_tool_return",
@@ -178,9 +178,9 @@ LATER: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "verl.tools.function_tool": (f"{_TOOLS}.functions", _FUNCTIONS),
     "verl.tools.gsm8k_tool": (f"{_TOOLS}.gsm8k", ("Gsm8kTool",)),
     "verl.tools.schemas": (f"{_TOOLS}.schemas", _SCHEMAS),
-    "verl.tools.tool_registry": (f"{_TOOLS}.registry", _REGISTRY),
+    "verl.tools.tool_registry": (f"{_TOOLS}.registry", _TOOL_REGISTRY),
     "verl.tools.utils": ("", ()),
-    "verl.tools.utils.tool_registry": (f"{_TOOLS}.registry", _REGISTRY),
+    "verl.tools.utils.tool_registry": (f"{_TOOLS}.registry", _TOOL_REGISTRY),
 }
 """Further modules of verl, each with asyncrl's module and the names in it. They are imported when a program first needs
 a name, since they need pydantic. Other modules of verl than these and MODULES cannot be imported."""
