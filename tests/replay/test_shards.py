@@ -107,11 +107,9 @@ def play(client: ReplayClient, *outcomes: float) -> None:
 
 def test_a_run_is_solved_only_once_the_tasks_of_all_shards_are(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        filtered = {"filters": Filters(zero_variance=True), "max_refused_groups": FEWEST}
-        replays = [
-            stack.enter_context(ReplayThread(tmp_path / str(shard), replace(settings(shard), **filtered)))
-            for shard in range(SHARDS)
-        ]
+        filters = Filters(zero_variance=True)
+        filtered = [replace(settings(shard), filters=filters, max_refused_groups=FEWEST) for shard in range(SHARDS)]
+        replays = [stack.enter_context(ReplayThread(tmp_path / str(each.shard), each)) for each in filtered]
         actors = clients(replays, "a")
         learner = stack.enter_context(closing(ShardedReplay(clients(replays, "learner"))))
 
