@@ -41,6 +41,7 @@ from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
+from asyncrl.launch.preflight.truths import check_columns
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.sandbox.sandboxes import open_sandbox
@@ -125,6 +126,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         rules = load_rules(
             config.scoring, lambda: tokenizer, sandbox
         )  # This comes before the episode, so that a wrong rule is refused early.
+        check_columns(rules, tasks, request.index, config.data.columns)
         step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
         ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
         chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)
