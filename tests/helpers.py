@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from asyncrl.__main__ import main
 from asyncrl.msgpack_values import MAX_INTEGER_BYTES
-from asyncrl.observe.metrics import LoggedEpisode, Sink
+from asyncrl.observe.metrics import TRAINED_EPISODES, LoggedEpisode, Sink
 from asyncrl.observe.spans import NoSpans
 from asyncrl.types import DEMONSTRATED, Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
 
@@ -168,9 +168,11 @@ class FakeMetrics(Sink):
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, Any]]] = []
         self.shown: list[tuple[int, list[LoggedEpisode]]] = []
+        self.shown_held_out: list[tuple[int, list[LoggedEpisode]]] = []
 
-    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
-        self.shown.append((step, list(episodes)))
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode], table: str = TRAINED_EPISODES) -> None:
+        shown = self.shown if table == TRAINED_EPISODES else self.shown_held_out
+        shown.append((step, list(episodes)))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.rows.append((step, dict(values)))

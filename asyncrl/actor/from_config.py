@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+from asyncrl.agents.verl_loops import open_verl_loops
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import check_tools, report_rewritings
 from asyncrl.chat.from_config import open_chat
@@ -50,7 +51,9 @@ async def open_runner(
     limits, as_rendered, step_split = _of_episodes(actor, data)
     demonstrate = None if data.demonstration is None else demonstration_recorder(actor, data, chat)
     player: Player
-    if actor.played_by:
+    if actor.has_verl_loops:
+        player = open_verl_loops(actor, data, config.model)
+    elif actor.played_by:
         # Imported here, because an actor without an agent must not wait for the import of a web server when it starts.
         from asyncrl.agents.chat_api.opening import open_agent
 

@@ -70,25 +70,19 @@ def part(name: str, **params: Any) -> dict[str, Any]:
 
 
 def dotted(path: str, name: str) -> str:
-    """The dotted path of the object `name` in the file or module `path`."""
+    """The path by which asyncrl finds the object `name` of the file or module `path`.
+
+    It is dotted if Python finds the module in the working directory or in PYTHONPATH, otherwise FILE.py:NAME.
+    """
     if path.startswith("pkg://"):
-        return f"{path.removeprefix('pkg://')}.{name}"
-    file = PurePath(path)
-    parts = file.with_suffix("").parts
-    if file.suffix == ".py":
-        # Python finds modules in the working directory and in PYTHONPATH.
-        parts = parts[-1:] if file.is_absolute() or ".." in parts else tuple(part for part in parts if part != ".")
+        return f"{path.removeprefix('pkg://').replace('/', '.')}.{name}"
+    file = PurePath(at_home(path.removeprefix("file://")))
+    parts = tuple(part for part in file.with_suffix("").parts if part != ".")
+    if file.is_absolute() or (not all(part.isidentifier() for part in parts) and file.suffix == ".py"):
+        return f"{file}:{name}"
     return ".".join([*parts, name])
 
 
 def at_home(path: str) -> str:
     """The path with `~` replaced by the home folder."""
     return str(Path(path).expanduser()) if path.startswith("~") else path
-
-
-def found_from(path: str) -> str:
-    """A remark on how Python can find the file `path`; empty if it is within the working directory."""
-    file = PurePath(path)
-    if file.suffix == ".py" and (file.is_absolute() or ".." in file.parts):
-        return f"start asyncrl in {file.parent}, or put this folder into PYTHONPATH"
-    return ""

@@ -1,4 +1,4 @@
-"""Imports the objects that a configuration names by their dotted path, and finds the path of an object."""
+"""Imports the objects that a configuration names by a dotted path, or by file and name, and finds an object's path."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import importlib
 import os
 import pkgutil
 import sys
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from asyncrl.config.keys import nearest
 from asyncrl.errors import ConfigError
 from asyncrl.text import is_own, reason_of
 
+FROM_FILE = "asyncrl_file_"
+"""The names of modules that `load_file` makes begin with this."""
+
 
 def imported(path: str, setting: str, form: str = "module.function") -> Any:
-    """The object at `path` (module.attribute). Error messages quote `setting` and `form`.
+    """The object at `path`: module.attribute, or FILE.py:NAME. Error messages quote `setting` and `form`.
 
     - `setting`: the option with its value, such as `scoring.rule=a.b`
     - `form`: the expected form of the path
 
     Raises ConfigError: the object cannot be imported.
     """
+    file, _, name = path.rpartition(":")
+    if file.endswith(".py"):
+        return _of_file(file, name, setting)
     module, _, attribute = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -35,6 +44,35 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
         ) from error
     except Exception as error:
         raise _refusal(setting, error, form, path) from error
+
+
+def load_file(path: str) -> ModuleType:
+    """The module of the Python file `path`, which may be in any folder. A process runs the file once.
+
+    Raises OSError: the file cannot be read. Passes on the errors of the file.
+    """
+    file = Path(path).expanduser().resolve()
+    name = f"{FROM_FILE}{sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = module_from_spec(spec)
+    # Classes of the file are pickled by the name of their module.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def files_in(pickled: bytes) -> list[str]:
+    """The files of `load_file` whose objects are in a pickle. A process must load them before it reads the pickle."""
+    loaded = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(FROM_FILE)]
+    return [str(module.__file__) for name, module in loaded if name.encode() in pickled]
 
 
 def path_of(value: Any, key: str) -> str:
@@ -74,8 +112,19 @@ def _only_of_script(module: str) -> str:
     return str(folder) if inside and folder not in found else ""
 
 
+def _of_file(file: str, name: str, setting: str) -> Any:
+    try:
+        module = load_file(file)
+    except Exception as error:
+        raise ConfigError(f"{setting}: {file} cannot be imported ({reason_of(error)})") from error
+    if not hasattr(module, name):
+        near = nearest(name, [each for each in vars(module) if not each.startswith("_")])
+        raise ConfigError(f"{setting}: {file} has no {name}" + (f"; did you mean {near}?" if near else ""))
+    return getattr(module, name)
+
+
 def _refusal(setting: str, error: Exception, form: str, path: str) -> ConfigError:
-    fix = _near(path, error) or f"; give {form}, with the module's folder on PYTHONPATH"
+    fix = _near(path, error) or f"; give {form}, with the module's folder on PYTHONPATH, or FILE.py:NAME"
     return ConfigError(f"{setting} cannot be imported ({reason_of(error)}){fix}")
 
 

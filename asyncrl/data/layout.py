@@ -1,8 +1,8 @@
 """Maps columns of files to fields of tasks, for files that are not in verl's layout.
 
 `columns` maps a field to its column. The fields are `prompt` (messages, or text that becomes a user message),
-`ground_truth`, `data_source`, `tools` and `environment`; any other name becomes `extra_info.NAME`. Dots name a column
-within a struct. If a field is not mapped, it is read from its place in verl's layout.
+`ground_truth`, `data_source`, `tools`, `environment` and `images`; any other name becomes `extra_info.NAME`. Dots name
+a column within a struct. If a field is not mapped, it is read from its place in verl's layout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrl.errors import DataError
 from asyncrl.types import TEXT_PROMPT
 
 TRUTH = "ground_truth"
-_WHOLE = ("prompt", "data_source", "tools", "environment")
+_WHOLE = ("prompt", "data_source", "tools", "environment", "images")
 """Fields that are top-level columns in verl's layout."""
 
 

@@ -5,6 +5,7 @@ Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `grou
 - `extra_info`: a struct with `index`, `split`, `tools_kwargs` and other fields.
 - `tools`: OpenAI schemas, as structs or as JSON text.
 - `environment`: text, which becomes `extra_info.environment` of the task.
+- `images`: a list; each `<image>` in a text of the prompt is the next of them.
 - the column named by `data.demonstration`: messages that follow the prompt, their JSON text, or the plain text of one
   answer; null if the task has no demonstration.
 

@@ -23,7 +23,7 @@ LIKELY_PROMPTS = ("messages", "conversations", "instruction", "query", "input", 
 LIKELY_TRUTHS = ("label", "target", "output", "response", "completion")
 """The columns in LIKELY_PROMPTS and LIKELY_TRUTHS are used only if the configuration names them. A refusal proposes the
 first of each that a file has."""
-OF_VERL = ("prompt", "data_source", "reward_model", "extra_info", "tools", "environment")
+OF_VERL = ("prompt", "data_source", "reward_model", "extra_info", "tools", "environment", "images")
 """The columns of verl's layout. They do not become fields of `extra_info`."""
 
 

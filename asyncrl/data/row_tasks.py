@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from asyncrl.data.demonstrations import read_continuation
 from asyncrl.data.facts import ENVIRONMENT
 from asyncrl.data.layout import RowLayout
+from asyncrl.data.row_images import IMAGES, with_images
 from asyncrl.data.rows import TableFile
 from asyncrl.data.sendable import check_depth, check_schema, message_of, schemas
 from asyncrl.errors import DataError, WireError
@@ -17,7 +18,7 @@ from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 REQUIRED = ("prompt", "data_source", "reward_model")
-OPTIONAL = ("extra_info", "tools", ENVIRONMENT)
+OPTIONAL = ("extra_info", "tools", ENVIRONMENT, IMAGES)
 UNUSABLE = (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 """The errors that arise if a row cannot become a task, or has values that Python or a message cannot represent."""
 
@@ -83,7 +84,7 @@ class RowReader:
         source = _name("data_source", values["data_source"])
         return Task(
             id=task_id(source, split, extra["index"] if has_index else origin.number),
-            messages=self.layout.messages([_message(message) for message in values["prompt"]]),
+            messages=self.layout.messages([_message(message) for message in _prompt(values, origin)]),
             ground_truth=values["reward_model"]["ground_truth"],
             data_source=source,
             tools=_tools(values.get("tools"), origin),
@@ -119,6 +120,15 @@ def _name(column: str, value: Any) -> str:
     if not isinstance(value, (str, int, float)):
         raise ValueError(f"{column} must be text, not {value!r:.50}")
     return str(value)
+
+
+def _prompt(values: Mapping[str, Any], origin: Origin) -> Sequence[Mapping[str, Any]]:
+    if (images := values.get(IMAGES)) is None:
+        return values["prompt"]  # type: ignore[no-any-return]
+    try:
+        return with_images(values["prompt"], images)
+    except ValueError as error:
+        raise DataError(f"{origin.place}, column {IMAGES}: {error}; mend or drop the row") from error
 
 
 def _message(message: Any) -> Mapping[str, Any]:

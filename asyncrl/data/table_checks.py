@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from asyncrl.data.columns import depth, fields, is_list, is_struct, is_text
 from asyncrl.data.facts import ENVIRONMENT
+from asyncrl.data.row_images import IMAGES, wrong_images
 from asyncrl.data.row_tasks import REQUIRED
 from asyncrl.data.sendable import MAX_DEPTH, schemas
 from asyncrl.errors import DataError
@@ -34,6 +35,8 @@ class TableChecks:
         self._check_values()
         if "tools" in self.table.column_names:
             self._check_tools(self.table.column("tools"))
+        if IMAGES in self.table.column_names:
+            self._check_images()
 
     def _check_names(self) -> None:
         for name in ("data_source", ENVIRONMENT):
@@ -96,6 +99,15 @@ class TableChecks:
         else:
             for name in fields(kind):
                 self._check_times(pc.struct_field(values, name))
+
+    def _check_images(self) -> None:
+        try:
+            found = wrong_images(*(self.table.column(name).combine_chunks() for name in ("prompt", IMAGES)))
+        except ValueError as error:
+            raise DataError(f"{self.name}: column {IMAGES} {error}") from error
+        if found is not None:
+            row, reason = found
+            raise DataError(f"{self.place(row)}, column {IMAGES}: {reason}; mend or drop the row")
 
     def _check_tools(self, tools: pa.ChunkedArray) -> None:
         """Check the column `tools`. Each distinct text is checked only once."""

@@ -4,6 +4,7 @@ as log-probs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -95,6 +96,36 @@ class Branch:
         """The experts of the first `length` tokens, as in Trajectory. None if the engine reports no experts."""
         return None if self._routing is None else self._routing[:length]
 
+    def cut(self, length: int) -> None:
+        """Remove the tokens from `length` on. A turn that loses tokens has the finish reason `length`."""
+        turns = self.turns_within(length)
+        if len(turns) < len(self.turns) and (split := self.turns[len(turns)]).start < length:
+            turns.append(split._replace(end=length, finish_reason="length", tool_calls=()))
+        self.turns = turns
+
+    def keep(self, turn: Turn, kept: NDArray[np.bool_]) -> list[Turn]:
+        """Make context of the tokens of the policy's `turn` that are not `kept` bool[tokens of the turn].
+
+        The turn is divided where this changes. Returns the parts that are kept. Each but the last one has the finish
+        reason `length`.
+        """
+        others = turn.start + np.flatnonzero(~kept)
+        self._logprobs[others], self._versions[others], self._grammar_mass[others] = 0.0, NO_VERSION, 1.0
+        bounds = [0, *(1 + np.flatnonzero(kept[1:] != kept[:-1])).tolist(), len(kept)]
+        spans = [(turn.start + start, turn.start + end, bool(kept[start])) for start, end in pairwise(bounds)]
+        last = max((end for _, end, is_kept in spans if is_kept), default=0)
+        parts = []
+        for start, end, is_kept in spans:
+            if not is_kept:
+                parts.append(Turn(start, end, Role.TOOL))
+            elif end == last:
+                parts.append(turn._replace(start=start, end=end))
+            else:
+                parts.append(turn._replace(start=start, end=end, finish_reason="length", tool_calls=()))
+        at = self.turns.index(turn)
+        self.turns[at : at + 1] = parts
+        return [part for part in parts if part.role is Role.ASSISTANT]
+
     def mark_grammar(self, grammar: Grammar, mass: NDArray[np.float32] | None) -> None:
         """Mark the last turn as sampled under `grammar`. `mass` is as in Trajectory; None if it was not measured."""
         turn = self.turns[-1]
@@ -143,6 +174,15 @@ class Prefix(NamedTuple):
         if len(messages) <= len(before) or not repeats(messages[: len(before)], before):
             return False
         return any(same_message(messages[len(before)], each) for each in (turn, self.shown) if each is not None)
+
+    def begins(self, tokens: NDArray[np.int32]) -> bool:
+        """True if `tokens` begin with these tokens."""
+        return len(tokens) >= self.turn.end and np.array_equal(tokens[: self.turn.end], self.tokens)
+
+    @property
+    def is_last(self) -> bool:
+        """True if the completion is at the end of its branch."""
+        return len(self.branch) == self.turn.end
 
     @property
     def tokens(self) -> NDArray[np.int32]:

@@ -13,6 +13,8 @@ and one of three things happens:
 * The request continues no completion. Then a new branch begins with the whole conversation as its prompt. In this
   prompt, earlier completions are context, which is not trained.
 
+A request in tokens continues the longest completion, with all tokens before it, with which its tokens begin.
+
 A completion that was cut at a limit lacks the end token of its turn. If, apart from this, the template's rendering
 equals the tokens, the end token is added as context; otherwise a new branch begins. With `as_rendered` every completion
 is compared with the rendering in this way.
@@ -55,6 +57,8 @@ class CompletionRequest(NamedTuple):
     - `stop`: texts at which the completion ends for the caller, who gets only the part before the first such text
     - `alternatives`: for how many of the most likely tokens the caller wants log-probs at each position. The engine may
       give none
+    - `tokens` int32[T]: the conversation so far as tokens, from a caller that renders messages itself. `messages` and
+      `tools` are then empty
     """
 
     messages: tuple[Message, ...]
@@ -63,6 +67,7 @@ class CompletionRequest(NamedTuple):
     grammar: Grammar | None = None
     stop: tuple[str, ...] = ()
     alternatives: int = 0
+    tokens: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +128,7 @@ class Recorder:
                 "the policy wrote the placeholder of an image or a video, which an engine would take for a real image"
             )
             raise LimitError("image_placeholder", reason)
-        extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
+        extends = prefix is not None and prefix.is_last and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen
         self._check_images(images if extends else [*(prefix.images if prefix else ()), *images])
@@ -143,7 +148,8 @@ class Recorder:
                 turns = prefix.branch.turns_within(prefix.turn.end)
                 calls = [call for turn in turns for call in turn.tool_calls]
                 branch.add(prefix.tokens, Role.PROMPT, calls, images=prefix.images)
-        branch.add(added, Role.TOOL if prefix else Role.PROMPT, images=images)
+        if len(added):
+            branch.add(added, Role.TOOL if prefix else Role.PROMPT, images=images)
         branch.reserved = min(room, request.max_tokens or room)
         return Reservation(request, branch, start, self.truncated)
 
@@ -287,6 +293,8 @@ class Recorder:
 
     def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, GivenTokens]:
         """The prefix that the request continues (None if it continues none), and the tokens that the request adds."""
+        if request.tokens is not None:
+            return self._continued(request.tokens)
         for prefix in reversed(self.completions):
             following = request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
@@ -297,6 +305,20 @@ class Recorder:
                 break
         given = self._images.placed(self._chat.prompt(request.messages, request.tools), request.messages)
         return None, given if self.completions else self._within_limit(given)
+
+    def _continued(self, tokens: NDArray[np.int32]) -> tuple[Prefix | None, GivenTokens]:
+        """The longest prefix with which `tokens` begin, and the tokens after it. A prefix at the end of a free branch
+        is preferred to its copies.
+
+        Raises RefusedError: the tokens have a placeholder of an image or a video.
+        """
+        if self._images.forged(tokens, ()):
+            raise RefusedError("tokens cannot show an image or a video, but they have a placeholder of one")
+        fitting = [each for each in self.completions if each.begins(tokens)]
+        if not fitting:
+            return None, GivenTokens(tokens)
+        prefix = max(fitting, key=lambda each: (each.turn.end, each.is_last and not each.branch.reserved))
+        return prefix, GivenTokens(tokens[prefix.turn.end :])
 
     def _within_limit(self, given: GivenTokens) -> GivenTokens:
         """Cut the first prompt to its limit. A prompt with images is never cut. Raises LimitError: the prompt is too

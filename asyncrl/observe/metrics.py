@@ -14,6 +14,8 @@ from asyncrl.errors import InvariantError
 logger = logging.getLogger(__name__)
 
 Value = float | str
+TRAINED_EPISODES, HELD_OUT_EPISODES = "episodes", "held_out_episodes"
+"""The names of the tables of episodes in services."""
 
 
 class Metrics(Protocol):
@@ -67,8 +69,9 @@ class Sink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Take distributions by name."""
 
-    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
-        """Take a sample of the episodes that a step trained."""
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode], table: str = TRAINED_EPISODES) -> None:
+        """Take a sample of episodes: those that a step trained (`table` is TRAINED_EPISODES), or those of an evaluation
+        (HELD_OUT_EPISODES)."""
 
     def model(self, step: int, folder: Path) -> None:
         """Take the model that was exported after `step` steps: the files of `folder`, which is not deleted."""
@@ -118,8 +121,8 @@ class Fanout(Sink):
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         self._each(lambda sink: sink.histograms(step, histograms))
 
-    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
-        self._each(lambda sink: sink.episodes(step, episodes))
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode], table: str = TRAINED_EPISODES) -> None:
+        self._each(lambda sink: sink.episodes(step, episodes, table))
 
     def model(self, step: int, folder: Path) -> None:
         self._each(lambda sink: sink.model(step, folder))

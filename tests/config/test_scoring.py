@@ -35,7 +35,8 @@ def test_data_sources_have_managers_of_their_own_or_none():
     config = ScoringConfig(manager=ManagerConfig(name="naive", params={"a": 1}, sources=sources))
     assert [needs(config, each) for each in ("any", "own", "none")] == [("manager",), ("manager",), ("rules",)]
     own = config.manager.of("own")
-    assert own == {"name": "dapo", "compute_score": None, "num_examine": 3, "val_num_examine": 1, "params": {"a": 1}}
+    common = {"compute_score": None, "compute_score_params": {}, "val_num_examine": 1, "params": {"a": 1}}
+    assert own == {"name": "dapo", "num_examine": 3, **common}
     assert config.manager.of("none") is None
     only = ScoringConfig(manager=ManagerConfig(sources={"own": {"name": "dapo"}}))
     assert [needs(only, each) for each in ("any", "own")] == [("rules",), ("manager",)]

@@ -164,8 +164,9 @@ UNREAD = "scoring.prm.family=my.Steps: nothing reads its step scores. Give them 
 UNREAD_MODEL = "scoring.outcome_model: nothing reads its scores. Give them a weight in the reward"
 UNREAD_FUNCTION = "scoring.steps=my.steps: nothing reads its step scores. Give them a weight in the reward"
 UNREAD_STEPS = (
-    "scoring.shaping.prm_aggregation=per_step: algorithm.advantage=grpo does not read the step scores of
-    scoring.prm.path" )
+    "scoring.shaping.prm_aggregation=per_step: algorithm.advantage=grpo does not read the step scores of "
+    "scoring.prm.path"
+)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,20 @@ def test_data_sources_have_managers_parameters_and_functions_of_their_own(tmp_pa
     assert "none has no manager" in str(found[3][0])
 
 
+def test_a_manager_for_single_rows_judges_groups_and_a_row_that_fails_is_named(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data" / "verl" / "loop_manager.py"
+    (tmp_path / "brief.py").write_text(source.read_text())
+    name, score = f"{tmp_path}/brief.py:BriefRewardManager", "tests.scoring.shares.digits"
+    given = {"compute_score": score, "compute_score_params": {"worth": 2.0}, "params": {"points": 3.0}}
+    with managers(tmp_path, name=name, **given) as opened:
+        good, bad = judged(opened, group("t1", ["72", "none"]), group("t2", ["72", "fail"]))
+    assert rewards(good) == [3.0, 0.0]
+    assert [each.outcome for each in good] == [2.0, 0.0]
+    assert good[0].extra == {"acc": 2.0, "letters": 2.0}
+    for each in bad:
+        assert "run_single failed for row 1: LookupError: no such digits" in str(each)
+
+
 def test_samples_are_printed_once_for_each_version_in_training_and_in_evaluations(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from asyncrl.agents.chat_api.result import Agent, AgentError, checked
+from asyncrl.agents.chat_api.result import Agent, AgentError, MetricMeans, checked
 from asyncrl.agents.chat_api.server import Bounds, ChatCounts, EpisodeServer
 from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.config.imports import imported
@@ -36,7 +35,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
     thread. Raises ConfigError: the agent cannot be loaded, made or called.
     """
     setting = f"actor.agent={path}"
-    agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}")
+    agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}, verl")
     given = {str(name): value for name, value in options.items()}
     if isinstance(agent, type):
         agent = _made(agent, setting, given)
@@ -95,7 +94,7 @@ class AgentPlayer:
         self._agent = agent
         self._of_agent = counters
         self._server = EpisodeServer(host, port, bounds or Bounds(), sessions)
-        self._metrics: defaultdict[str, list[float]] = defaultdict(list)
+        self._metrics = MetricMeans()
 
     @property
     def counts(self) -> ChatCounts:
@@ -135,13 +134,10 @@ class AgentPlayer:
         if endpoint.fault is not None:
             raise endpoint.fault
         episode.seconds["agent"] = max(0.0, episode.seconds["agent"] - episode.seconds["generate"])
-        for name, value in result.metrics.items():
-            self._metrics[name].append(value)
+        self._metrics.add(result.metrics)
         return result.rewards
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the actor started, and the means of the agent's metrics since this method was last called."""
-        # Each value is divided first, and the quotients are added. The sum of the values themselves may overflow.
-        means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
-        self._metrics.clear()
+        means = {f"agent/{name}": value for name, value in self._metrics.take().items()}
         return {**self._server.counters(), **self._of_agent(), **means}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,24 @@ LONGEST_ERROR = 1000
 """The maximum number of characters in the reason that an agent gives for its failure."""
 
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class MetricMeans:
+    """Collects the metrics of agents, and gives their means."""
+
+    def __init__(self) -> None:
+        self._values: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._values[name].append(value)
+
+    def take(self) -> dict[str, float]:
+        """The mean of each metric since the last call."""
+        # Each value is divided first, and the quotients are added. The sum of the values themselves may overflow.
+        means = {name: sum(each / len(values) for each in values) for name, values in self._values.items()}
+        self._values.clear()
+        return means
 
 
 class AgentError(AsyncrlError):

@@ -12,6 +12,7 @@ from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_datap
 from asyncrl.compat.verl.parquet import read_parquet, write_parquet
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.reward_loop import RewardManagerBase
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
@@ -34,6 +35,7 @@ __all__ = [
     "PrimeRewardManager",
     "QwenPRMRewardManager",
     "RewardManager",
+    "RewardManagerBase",
     "SkyworkPRMRewardManager",
     "TensorBatch",
     "VerlInteraction",

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+from asyncrl.compat.yaml_files import read_yaml
+from asyncrl.config.group_files import FAILURES
+from asyncrl.config.imports import imported
+from asyncrl.errors import ConfigError
+from asyncrl.text import reason_of
 
 
 class BaseInteraction:
@@ -29,3 +36,26 @@ class BaseInteraction:
 
     async def finalize_interaction(self, *arguments: Any, **kwargs: Any) -> None:
         """End an episode."""
+
+
+def interactions_of(path: str | None) -> dict[str, Any]:
+    """The simulated users of a file with verl's list `interaction`, by name. Each entry has `name`, `class_name` and
+    `config`.
+
+    Raises ConfigError: the file cannot be read, or a class does not exist.
+    """
+    if not path:
+        return {}
+    setting = f"interaction_config_path={path}"
+    try:
+        content = read_yaml(Path(path).expanduser())
+        entries = [(str(each["class_name"]), dict(each.get("config") or {}), each) for each in content["interaction"]]
+    except (*FAILURES, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{setting} cannot be read: {reason_of(error)}") from error
+    found: dict[str, Any] = {}
+    for class_name, config, entry in entries:
+        cls = imported(class_name, f"{setting}: class_name={class_name}")
+        # As in verl, an entry without a name has that of its class.
+        name = str(entry.get("name") or class_name.rpartition(".")[2].removesuffix("Interaction").lower())
+        found[name] = cls(config={**config, "name": name})
+    return found

@@ -19,10 +19,13 @@ from torch import Tensor
 
 from asyncrl import wire
 from asyncrl.compat.verl.loading import find_reward_manager, load_reward_manager
+from asyncrl.compat.verl.loop_managers import LOOP_MANAGERS
 from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.reward_loop import judges_rows, settings_of
 from asyncrl.compat.verl.reward_managers import wrong_parameters
 from asyncrl.compat.verl.rewarding import LARGEST_REWARD
 from asyncrl.compat.verl.to_batch import from_trajectories
+from asyncrl.config.keys import did_you_mean
 from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.network.throttle import ErrorLogger
@@ -46,16 +49,23 @@ def check(settings: Mapping[str, Any], key: str) -> None:
 
     `key` is the configuration key for the message.
     """
-    made, given = find_reward_manager(settings["name"], settings["compute_score"])
+    name, params = settings["name"], settings["params"]
+    made, given = find_reward_manager(name, settings["compute_score"], settings["compute_score_params"])
     function = given.get("compute_score")
-    if function is not None and (wrong := wrong_parameters(settings["name"], function, settings["params"])):
+    if function is not None and (wrong := wrong_parameters(name, function, params)):
         raise ConfigError(f"{key}.compute_score={settings['compute_score']}: {wrong}")
+    if name in LOOP_MANAGERS:
+        known = (*LOOP_MANAGERS[name].keys, "config")
+        if unknown := next((each for each in params if each not in known), None):
+            raise ConfigError(f"{key}.params: {name} has no {unknown}{did_you_mean(unknown, known)}")
+    if judges_rows(made):
+        first, own = "config", {"compute_score": None, **settings_of(made, params)}
+    else:
+        first, own = "num_examine", {"num_examine": 0, **params}
     try:
-        inspect.signature(made).bind(tokenizer=None, num_examine=0, **given, **settings["params"])
+        inspect.signature(made).bind(**{"tokenizer": None, **own, **given})
     except TypeError as error:
-        raise ConfigError(
-            f"{key}: {settings['name']} cannot be made with tokenizer, num_examine and its params: {error}"
-        ) from error
+        raise ConfigError(f"{key}: {name} cannot be made with tokenizer, {first} and its params: {error}") from error
     except ValueError:
         logger.debug("the parameters of %s cannot be read", settings["name"])
 
@@ -115,8 +125,8 @@ class _Judges:
         key = json.dumps(settings, sort_keys=True), evaluation
         if key not in self._made:
             num_examine = settings["val_num_examine" if evaluation else "num_examine"]
-            given = {"compute_score": settings["compute_score"], **settings["params"]}
-            manager = load_reward_manager(settings["name"], self._tokenizer, num_examine, **given)
+            given = {name: settings[name] for name in ("compute_score", "compute_score_params")}
+            manager = load_reward_manager(settings["name"], self._tokenizer, num_examine, **given, **settings["params"])
             self._made[key] = Judge(manager, num_examine)
         return self._made[key]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from asyncrl.compat.verl.loop_managers import LOOP_MANAGERS
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.reward_managers import MANAGERS
-from asyncrl.compat.verl.rewarding import ComputeScore
+from asyncrl.compat.verl.reward_loop import RewardLoop, judges_rows, settings_of
+from asyncrl.compat.verl.reward_managers import ARGUMENTS, MANAGERS
+from asyncrl.compat.verl.rewarding import ComputeScore, default_compute_score
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.rules.verl import as_config
@@ -20,31 +23,43 @@ KNOWN: Mapping[str, Callable[..., Any]] = {
     **MANAGERS,
     "qwen_prm": QwenPRMRewardManager,
     "skywork_prm": SkyworkPRMRewardManager,
+    **LOOP_MANAGERS,
 }
 """The managers by name."""
 
 
 def load_reward_manager(
-    name: str, tokenizer: Any, num_examine: int, compute_score: ComputeScore | str | None = None, **params: Any
+    name: str,
+    tokenizer: Any,
+    num_examine: int,
+    compute_score: ComputeScore | str | None = None,
+    compute_score_params: Mapping[str, Any] | None = None,
+    **params: Any,
 ) -> Callable[..., Any]:
-    """Make a reward manager: `name` is a key of KNOWN, or the dotted path of a class.
+    """Make a reward manager: `name` is a key of KNOWN, or the path of a class (module.Class or FILE.py:Class).
 
-    `compute_score` may be a dotted path too. In `params`, entries of a mapping become attributes of an object. If the
-    class's file imports verl, it gets asyncrl's classes (`provide_verl`).
+    `compute_score` may be such a path too; it also gets `compute_score_params`. In `params`, entries of a mapping
+    become attributes of an object. If the class's file imports verl, it gets asyncrl's classes (`provide_verl`).
+
+    A class with a coroutine function `run_single` is a manager for single rows (`RewardManagerBase`): it is made with
+    `config` in the place of `num_examine` (`settings_of` says what `config` has).
 
     Raises ConfigError: the class or function does not exist.
     """
-    made, given = find_reward_manager(name, compute_score)
+    made, given = find_reward_manager(name, compute_score, compute_score_params)
+    if judges_rows(made):
+        score = given.get("compute_score", default_compute_score)
+        return RewardLoop(lambda: made(tokenizer=tokenizer, compute_score=score, **settings_of(made, params)))
     manager: Callable[..., Any] = made(tokenizer=tokenizer, num_examine=num_examine, **given, **as_config(params))
     return manager
 
 
 def find_reward_manager(
-    name: str, compute_score: ComputeScore | str | None
+    name: str, compute_score: ComputeScore | str | None, compute_score_params: Mapping[str, Any] | None = None
 ) -> tuple[Callable[..., Any], dict[str, ComputeScore]]:
     """The class of a reward manager, and its parameter `compute_score` unless that is None.
 
-    Raises ConfigError: the class or function does not exist.
+    Raises ConfigError: the class or function does not exist, or `compute_score_params` are wrong.
     """
     provide_verl()
     setting = f"reward_manager={name}"
@@ -52,8 +67,17 @@ def find_reward_manager(
         raise ConfigError(f"{setting}: use one of {', '.join(KNOWN)}, or the dotted path of a class")
     made = KNOWN[name] if name in KNOWN else imported(name, setting)
     if isinstance(compute_score, str):
-        return made, {"compute_score": imported(compute_score, f"{setting}: compute_score={compute_score}")}
-    return made, {} if compute_score is None else {"compute_score": compute_score}
+        function: ComputeScore | None = imported(compute_score, f"{setting}: compute_score={compute_score}")
+    else:
+        function = compute_score
+    params = compute_score_params or {}
+    if wrong := next((each for each in params if each in ARGUMENTS or function is None), None):
+        reason = "every call passes it" if wrong in ARGUMENTS else "name the function in compute_score"
+        raise ConfigError(f"{setting}: compute_score_params has {wrong}: {reason}")
+    if function is None:
+        return made, {}
+    # verl calls them the function's `reward_kwargs`.
+    return made, {"compute_score": partial(function, **as_config(params)) if params else function}
 
 
 class VerlManager:
@@ -69,11 +93,12 @@ class VerlManager:
         num_examine: int,
         name: str,
         compute_score: ComputeScore | str | None = None,
+        compute_score_params: Mapping[str, Any] | None = None,
         examine: int | None = None,
         **params: Any,
     ) -> None:
         examined = num_examine if examine is None else examine
-        self._manager = load_reward_manager(name, tokenizer, examined, compute_score, **params)
+        self._manager = load_reward_manager(name, tokenizer, examined, compute_score, compute_score_params, **params)
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         batch = DataProto(dict(data.batch), dict(data.non_tensor_batch), dict(data.meta_info))

@@ -9,11 +9,24 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
 
-from asyncrl.compat.verl import controller
-from asyncrl.compat.verl.interactions import BaseInteraction
+from asyncrl.compat.verl import agent_loops, controller
+from asyncrl.compat.verl.agent_loops import base, helpers, parsers, tool_agent
+from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy
+from asyncrl.compat.verl.agent_loops.single_turn import SingleTurnAgentLoop
+from asyncrl.compat.verl.interactions import BaseInteraction, interactions_of
+from asyncrl.compat.verl.loop_managers import (
+    DAPOLoopManager,
+    GDPOLoopManager,
+    NaiveLoopManager,
+    RateLimitedRewardManager,
+    RemoteRewardManager,
+)
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.rate_limits import AsyncTokenBucket
+from asyncrl.compat.verl.reward_loop import RewardManagerBase, get_event_loop, get_reward_manager_cls
+from asyncrl.compat.verl.reward_loop import register as register_loop_manager
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
@@ -41,9 +54,21 @@ _MANAGERS = {
     "SkyworkPRMRewardManager": SkyworkPRMRewardManager,
     "register": register,
 }
+_LOOP = "verl.experimental.reward_loop"
+_REGISTRY = {"register": register_loop_manager, "get_reward_manager_cls": get_reward_manager_cls}
+_LOOP_MANAGERS: Mapping[str, Mapping[str, Any]] = {
+    "naive": {"NaiveRewardManager": NaiveLoopManager},
+    "dapo": {"DAPORewardManager": DAPOLoopManager},
+    "gdpo": {"GDPORewardManager": GDPOLoopManager},
+    "limited": {"AsyncTokenBucket": AsyncTokenBucket, "RateLimitedRewardManager": RateLimitedRewardManager},
+    "remote": {"RemoteRewardManager": RemoteRewardManager},
+}
+"""The modules of verl's managers for single rows."""
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
 _RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup")
+_LOOPS = {name: getattr(agent_loops, name) for name in agent_loops.__all__}
+_WRAPS = {"DictConfigWrap": base.DictConfigWrap, "ToolListWrap": base.ToolListWrap}
 
 
 def _of_controller(*names: str) -> Mapping[str, Any]:
@@ -52,8 +77,46 @@ def _of_controller(*names: str) -> Mapping[str, Any]:
 
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl": {"DataProto": DataProto},
+    "verl.experimental": {},
+    _LOOP: {},
+    f"{_LOOP}.reward_manager": {
+        **_REGISTRY,
+        **{name: cls for each in _LOOP_MANAGERS.values() for name, cls in each.items()},
+    },
+    f"{_LOOP}.reward_manager.base": {"RewardManagerBase": RewardManagerBase, "RawRewardFn": Callable},
+    f"{_LOOP}.reward_manager.registry": _REGISTRY,
+    **{f"{_LOOP}.reward_manager.{name}": content for name, content in _LOOP_MANAGERS.items()},
+    "verl.experimental.agent_loop": {
+        **_LOOPS,
+        "SingleTurnAgentLoop": SingleTurnAgentLoop,
+        "ToolAgentLoop": tool_agent.ToolAgentLoop,
+    },
+    "verl.experimental.agent_loop.agent_loop": {
+        **_LOOPS,
+        **_WRAPS,
+        "AsyncLLMServerManager": EpisodePolicy,
+        "_agent_loop_registry": base.REGISTRY,
+    },
+    "verl.experimental.agent_loop.single_turn_agent_loop": {"SingleTurnAgentLoop": SingleTurnAgentLoop},
+    "verl.experimental.agent_loop.tool_agent_loop": {
+        "AgentData": tool_agent.AgentData,
+        "AgentState": tool_agent.AgentState,
+        "ToolAgentLoop": tool_agent.ToolAgentLoop,
+    },
+    "verl.experimental.agent_loop.tool_parser": {
+        "FunctionCall": parsers.FunctionCall,
+        "ToolParser": parsers.ToolParser,
+    },
+    "verl.experimental.agent_loop.utils": {
+        "add_generation_prompt_for_gpt_oss": helpers.add_generation_prompt_for_gpt_oss,
+        "build_gpt_oss_tool_response_text": helpers.build_gpt_oss_tool_response_text,
+        "format_gpt_oss_tool_response_manually": helpers.format_gpt_oss_tool_response_manually,
+        "resolve_config_path": helpers.resolve_config_path,
+    },
     "verl.interactions": {},
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
+    "verl.interactions.utils": {},
+    "verl.interactions.utils.interaction_registry": {"initialize_interactions_from_config": interactions_of},
     "verl.protocol": {
         "DataProto": DataProto,
         "DataProtoFuture": controller.DataProtoFuture,
@@ -69,9 +132,15 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.single_controller.ray.base": _of_controller(*_RAY),
     "verl.utils": {},
     "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
+    "verl.utils.ray_utils": {"get_event_loop": get_event_loop},
+    "verl.utils.profiler": {"simple_timer": helpers.simple_timer},
+    "verl.utils.rollout_trace": {"rollout_trace_op": helpers.rollout_trace_op},
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},
     "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k_score},
     "verl.workers": {},
+    "verl.workers.rollout": {},
+    "verl.workers.rollout.llm_server": {"LLMServerClient": EpisodePolicy},
+    "verl.workers.rollout.replica": {"TokenOutput": agent_loops.TokenOutput},
     "verl.workers.reward_manager": _MANAGERS,
     "verl.workers.reward_manager.abstract": {"AbstractRewardManager": AbstractRewardManager, "RawRewardFn": Callable},
     "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},

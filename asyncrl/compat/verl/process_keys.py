@@ -57,7 +57,9 @@ class ShapingKeys:
 class ProcessRewardKeys(ShapingKeys):
     """All keys of a process-reward manager."""
 
-    prm_model_path: str = option("", "folder or hub name of the process reward model; required")
+    prm_model_path: str | None = option(
+        None, "folder or hub name of the process reward model; null or empty: no model, only the accuracy counts"
+    )
     prm_aggregation: str = option(
         "mean_response",
         "how step scores become the reward; raw and per_step keep one score per step",
@@ -109,15 +111,17 @@ KEYS: Mapping[str, type[ProcessRewardKeys]] = {"qwen_prm": ProcessRewardKeys, "s
 def read_keys(manager: str, given: Mapping[str, Any]) -> ProcessRewardKeys:
     """The `given` keys of a manager, checked. Raises ConfigError: a key is unknown, wrong or missing."""
     known = {each.name: each for each in options(KEYS[manager])}
+    given = {**given, "prm_model_path": given.get("prm_model_path") or None}
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"{manager}: unknown key {name}{did_you_mean(name, known)}")
         if not known[name].allows(value):
             raise ConfigError(f"{manager}: {name}={value!r}: it must be {known[name].allowed}")
     keys = KEYS[manager](**given)
-    if not keys.prm_model_path:
+    if keys.prm_model_path is None and not keys.needs_accuracy:
         raise ConfigError(
-            f"{manager}: prm_model_path must be set to the folder or hub name of the process reward model"
+            f"{manager}: nothing gives a reward: set prm_model_path to the folder or hub name of the process reward "
+            "model, or prm_acc_bonus_weight"
         )
     if keys.prm_aggregation == "product" and not keys.prm_apply_sigmoid | keys.use_logit_tanh:
         raise ConfigError(f"{manager}: prm_aggregation=product needs scores above 0: set prm_apply_sigmoid=true")

@@ -24,8 +24,10 @@ from asyncrl.compat.verl.reward_managers import NaiveRewardManager
 from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardRow, require_finite
 from asyncrl.episode.steps import split_steps
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.models.causal import CausalPRM
 from asyncrl.scoring.models.registry import load_prm
 from asyncrl.scoring.scorer import Scorer
+from asyncrl.scoring.shaping import scale
 from asyncrl.types import Labels, Lease, Task, Trajectory
 
 NEEDED = ("prompts", "responses", "attention_mask")
@@ -56,6 +58,8 @@ class ProcessRewardManager(NaiveRewardManager):
     writes them, these are the steps. Otherwise responses are divided at blank lines (qwen_prm) or newlines
     (skywork_prm).
 
+    Without `prm_model_path` there are no process scores: the reward is the bonuses and penalties for the answer.
+
     A batch needs the same fields as for other managers, and `uid` for `best_of_n`. The problem is `raw_prompt`, else
     the decoded prompt. Raises ConfigError: a key is wrong, or the model cannot be loaded.
     """
@@ -65,7 +69,7 @@ class ProcessRewardManager(NaiveRewardManager):
     def __init__(
         self,
         tokenizer: Any,
-        num_examine: int,
+        num_examine: int = 0,
         compute_score: ComputeScore | None = None,
         reward_fn_key: str = "data_source",
         compute_score_timeout: float | None = None,
@@ -76,8 +80,9 @@ class ProcessRewardManager(NaiveRewardManager):
         policys = tokenizer if input_tokenizer is None else _tokenizer(input_tokenizer)
         super().__init__(policys, num_examine, compute_score, reward_fn_key, compute_score_timeout)
         self._has_rule = compute_score is not None or self.keys.needs_accuracy
-        config = self.keys.scoring(self.family, torch.cuda.device_count())
-        self._scorer = Scorer(config, policys, prm=load_prm(config.prm))
+        self._config = self.keys.scoring(self.family, torch.cuda.device_count())
+        self._prm = load_prm(self._config.prm) if self.keys.prm_model_path else None
+        self._scorer = Scorer(self._config, policys, prm=self._prm)
 
     def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
         """The rewards of the batch's rows, and token rewards float32[B, R].
@@ -98,7 +103,7 @@ class ProcessRewardManager(NaiveRewardManager):
             for trajectory, own in zip(trajectories, branches, strict=True)
         ]
         labels = self._labels(leases)
-        if self.keys.prm_aggregation == "best_of_n":
+        if self.keys.prm_aggregation == "best_of_n" and self._prm is not None:
             require("uid" in data.non_tensor_batch, "prm_aggregation=best_of_n compares groups: the batch has no uid")
             labels = _of_the_best(labels, [trajectory.group_id for trajectory in trajectories])
         rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
@@ -109,6 +114,21 @@ class ProcessRewardManager(NaiveRewardManager):
                 told = {} if verdicts is None else verdicts[row.number][1]
                 results[row.number] = float(rewards[row.number].sum()), {**told, **_parts(label)}
         return results, rewards
+
+    def compute_prm_scores(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The model's score at each token of texts, float32[B, S], and 0 where `attention_mask` int64[B, S] is 0.
+
+        `input_ids` int64[B, S] are tokens of the reward model. The keys decide whether a score is the logit, its
+        sigmoid or its tanh. Raises ScoringError: there is no model, or it cannot read these tokens.
+        """
+        if not isinstance(self._prm, CausalPRM):
+            raise ScoringError("compute_prm_scores needs a process reward model: set prm_model_path")
+        attended = attention_mask.bool()
+        texts = [ids[own].tolist() for ids, own in zip(input_ids, attended, strict=True)]
+        found = [torch.from_numpy(scale(each, self._config.shaping)) for each in self._prm.score_tokens(texts)]
+        scores = torch.zeros(input_ids.shape, dtype=torch.float32, device=input_ids.device)
+        scores[attended] = torch.cat(found).to(scores.device)
+        return scores
 
     def _trajectories(self, data: Any) -> list[Trajectory]:
         missing = [name for name in NEEDED if name not in data.batch]
@@ -142,7 +162,7 @@ class ProcessRewardManager(NaiveRewardManager):
             given = {"rules": score, "outcome": float(score if told.get("acc") is None else told["acc"])}
             known = Labels(trajectory.id, score, score, "compute_score", extra=given)
         task = Task(trajectory.task_id, messages, row.ground_truth, str(row.data_source))
-        return Lease(task, trajectory, ("prm",), known, final=True)
+        return Lease(task, trajectory, () if self._prm is None else ("prm",), known, final=True)
 
     def _labels(self, leases: Sequence[Lease]) -> list[Labels]:
         labels = []
@@ -164,6 +184,11 @@ class SkyworkPRMRewardManager(ProcessRewardManager):
     """Scores by Skywork-o1-Open-PRM. By default a step's score is the sigmoid of its value."""
 
     family = "skywork_prm"
+
+    def __init__(
+        self, tokenizer: Any, prm_model_path: str | None = None, num_examine: int = 0, *args: Any, **keys: Any
+    ) -> None:
+        super().__init__(tokenizer, num_examine, *args, prm_model_path=prm_model_path, **keys)
 
 
 def _tokenizer(given: Any) -> Any:

@@ -9,29 +9,37 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from asyncrl.config.imports import files_in, imported, load_file
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import completed
 
 Call = Callable[[], Any]
+PROVIDE_VERL = "asyncrl.compat.verl.names.provide_verl"
+"""The function that lets a process import verl's names. It is given by its path because `names` imports this file."""
 START_TIMEOUT_S = 120.0
 """The time limit for the start of a process with its imports."""
 
 
 def in_processes(
-    calls: Sequence[Call], processes: int, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    calls: Sequence[Call],
+    processes: int,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    names: Sequence[str] | None = None,
 ) -> list[Any]:
     """The results of `calls`, which may be coroutines. All processes end before this function returns.
 
-    Raises ScoringError, which names the row: a call raised an error, ended its process, or took longer than `timeout_s`
-    seconds.
+    `names` are what errors call the calls, by default `row 0` and so on. Raises ScoringError, which names the call: a
+    call raised an error, ended its process, or took longer than `timeout_s` seconds.
     """
     if not calls:
         return []
     try:
-        pickle.dumps(calls[0])
+        first = pickle.dumps(calls[0])
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ScoringError(f"compute_score cannot be sent to another process: {error}") from error
-    workers = [_Worker(calls[0], clock() + START_TIMEOUT_S) for _ in range(min(processes, len(calls)))]
+    named = names or [f"row {row}" for row in range(len(calls))]
+    workers = [_Worker(first, named, clock() + START_TIMEOUT_S) for _ in range(min(processes, len(calls)))]
     try:
         return _results(calls, {each.pipe: each for each in workers}, timeout_s, clock)
     finally:
@@ -42,15 +50,16 @@ def in_processes(
 class _Worker:
     """A process that runs one call after another. Its first message means that it has started."""
 
-    def __init__(self, first: Call, deadline: float) -> None:
+    def __init__(self, first: bytes, names: Sequence[str], deadline: float) -> None:
         # A fork of a process with threads, such as torch's, may hang. The fork server has no threads, and imports
         # torch once for all workers.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
         self.pipe, theirs = context.Pipe()
         self.row: int | None = None
+        self._names = names
         self.deadline = deadline
-        self._process = context.Process(target=_serve, args=(theirs, first), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, files_in(first), first), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -64,7 +73,7 @@ class _Worker:
         self.pipe.close()
 
     def __str__(self) -> str:
-        return "before its first row" if self.row is None else f"for row {self.row}"
+        return "before its first row" if self.row is None else f"for {self._names[self.row]}"
 
 
 def _results(
@@ -97,11 +106,16 @@ def _results(
     return results
 
 
-def _serve(pipe: Connection, first: Call) -> None:
+def _serve(pipe: Connection, files: Sequence[str], first: bytes) -> None:
     """The main function of a worker process: answer each call with its result or error.
 
-    Unpickling the argument `first` imports its modules, so that the import does not count towards a row's time limit.
+    Loading `files`, and unpickling the call `first`, imports the modules of the calls, so that imports do not count
+    towards a row's time limit.
     """
+    imported(PROVIDE_VERL, PROVIDE_VERL)()
+    for file in files:
+        load_file(file)
+    pickle.loads(first)  # noqa: S301 - the caller's own
     pipe.send((True, None))
     while True:
         try:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.processes import in_processes
+from asyncrl.compat.verl.reward_loop import OFFERED
 from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardManager, RewardRow, called, read_score
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.verl import as_config
@@ -104,34 +105,42 @@ class DAPORewardManager(RewardManager):
         super().__init__(tokenizer, num_examine, compute_score, reward_fn_key)
         self.max_resp_len = max_resp_len
         self.overlong_buffer_cfg = as_config(overlong_buffer_cfg)
-        if self.overlong_buffer_cfg is not None and self.overlong_buffer_cfg.enable:
-            buffer = self.overlong_buffer_cfg.len
-            require(max_resp_len is not None, "overlong_buffer_cfg is enabled: set max_resp_len")
-            require(
-                0 < buffer <= (max_resp_len or 0),
-                f"overlong_buffer_cfg.len is {buffer}; it must be from 1 to max_resp_len={max_resp_len}",
-            )
+        require_buffer(self.overlong_buffer_cfg, max_resp_len)
 
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
         return [self._result(row, number) for number, row in enumerate(rows)]
 
     def _result(self, row: RewardRow, number: int) -> Result:
         score, extra = read_score(called(_call(self.compute_score, row), f"row {number}"))
-        told = dict(extra) or {"acc": score}
-        config = self.overlong_buffer_cfg
-        if config is None or not config.enable:
-            return score, told
-        assert self.max_resp_len is not None
-        excess = row.length - (self.max_resp_len - config.len)
-        penalty = min(-excess / config.len * config.penalty_factor, 0.0)
-        if config.log:
-            told |= {"overlong_reward": penalty, "overlong": penalty < 0}
-        return score + penalty, told
+        penalty, told = overlong_penalty(self.overlong_buffer_cfg, self.max_resp_len, row.length)
+        return score + penalty, {**(extra or {"acc": score}), **told}
 
     def _text(self, tokens: Tensor) -> str:
         text = super()._text(tokens)
         end = self.tokenizer.eos_token
         return text.removesuffix(end) if end else text
+
+
+def require_buffer(buffer: Any, max_resp_len: int | None) -> None:
+    """Raises DataProtoError: `buffer`, an `overlong_buffer_cfg`, is enabled, and its `len` is not from 1 to
+    `max_resp_len`."""
+    if buffer is None or not buffer.enable:
+        return
+    require(max_resp_len is not None, "overlong_buffer_cfg is enabled: set max_resp_len")
+    require(
+        0 < buffer.len <= (max_resp_len or 0),
+        f"overlong_buffer_cfg.len is {buffer.len}; it must be from 1 to max_resp_len={max_resp_len}",
+    )
+
+
+def overlong_penalty(buffer: Any, max_resp_len: int | None, length: int) -> tuple[float, dict[str, Any]]:
+    """DAPO's penalty on a response of `length` tokens, and the extra values that `buffer.log` asks for."""
+    if buffer is None or not buffer.enable:
+        return 0.0, {}
+    assert max_resp_len is not None
+    excess = length - (max_resp_len - buffer.len)
+    penalty = min(-excess / buffer.len * buffer.penalty_factor, 0.0)
+    return penalty, {"overlong_reward": penalty, "overlong": penalty < 0} if buffer.log else {}
 
 
 class PrimeRewardManager(RewardManager):
@@ -176,19 +185,21 @@ MANAGERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-_ROW = ("data_source", "solution_str", "ground_truth", "extra_info")
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""The arguments of a `compute_score` for one row."""
 _ROWS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
 def wrong_parameters(name: str, compute_score: ComputeScore, params: Mapping[str, Any]) -> str | None:
     """The reason why the manager `name`, made with `params`, cannot call `compute_score`.
 
-    The result is None if it can, if the function's parameters cannot be read, or if the manager is not in MANAGERS.
+    The result is None if it can, if the function's parameters cannot be read, or if the manager is a user's class.
     """
-    if name not in MANAGERS:
+    if "." in name:
         return None
-    names = _ROWS if name == "batch" else _ROW
-    arguments = dict.fromkeys(names) | (dict(params) if name == "batch" else {})
+    names = _ROWS if name == "batch" else ARGUMENTS
+    offered = OFFERED if params.get(OFFERED[0]) is not None else ()
+    arguments = dict.fromkeys((*names, *offered)) | (dict(params) if name == "batch" else {})
     try:
         signature = inspect.signature(compute_score)
     except (TypeError, ValueError):
@@ -196,7 +207,7 @@ def wrong_parameters(name: str, compute_score: ComputeScore, params: Mapping[str
     try:
         # prime passes the arguments by position, as in verl.
         if name == "prime":
-            signature.bind(*_ROW)
+            signature.bind(*ARGUMENTS)
         else:
             signature.bind(**arguments)
     except TypeError as error:

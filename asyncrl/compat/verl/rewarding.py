@@ -102,7 +102,7 @@ class RewardManager(AbstractRewardManager):
         results, rewards = self.score(data, rows)
         self._examine(rows, results)
         self.keep(data, torch.tensor([reward for reward, _ in results], device=rewards.device))
-        return _returned(rewards, _lists([extra for _, extra in results]), return_dict)
+        return _returned(rewards, returned_lists([extra for _, extra in results]), return_dict)
 
     def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
         """The result of each row, and token rewards float32[B, R], each at the last token of its response."""
@@ -201,7 +201,8 @@ def gsm8k_score(
     return format_score if has_form and final_number(solution_str) is not None else 0.0
 
 
-def _lists(extras: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def returned_lists(extras: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The extra values of all rows as a list for each name, with None for rows that lack the value."""
     names = dict.fromkeys(name for extra in extras for name in extra)
     return {name: [extra.get(name) for extra in extras] for name in names}
 

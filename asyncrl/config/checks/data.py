@@ -62,7 +62,7 @@ def _prompts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
             key = "filter_overlong" if data.filter_overlong else "truncation"
             yield f"data.{key} data.max_prompt_length: there is no limit; set the second key, or leave out the first"
         return
-    if agent := actor.played_by:
+    if (agent := actor.played_by) and not actor.has_verl_loops:
         yield f"data.max_prompt_length {agent}: an agent makes its own prompts; set the first to null"
     if data.max_prompt_length >= actor.max_tokens:
         yield "data.max_prompt_length actor.max_tokens: an answer needs room after the prompt; lower the first key"

@@ -127,8 +127,8 @@ class ActorConfig:
     )
     agent: str | None = option(
         None,
-        "agent that plays the episodes instead of the actor: a dotted path (docs/agents.md), or openenv or nemo_gym "
-        "for servers of these projects (docs/environments.md)",
+        "agent that plays the episodes instead of the actor: a dotted path (docs/agents.md), openenv or nemo_gym for "
+        "servers of these projects (docs/environments.md), or verl for agent loops (docs/verl.md)",
         fixed="all members of a group are played by one agent",
     )
     agent_options: dict[str, Any] = option(
@@ -198,6 +198,11 @@ class ActorConfig:
             "actor.agent_sessions": self.agent_sessions,
         }
         return [name for name, is_set in given.items() if is_set]
+
+    @property
+    def has_verl_loops(self) -> bool:
+        """True if agent loops of verl play the episodes."""
+        return self.agent == "verl"
 
     @property
     def has_environments(self) -> bool:

@@ -120,8 +120,8 @@ class DataConfig:
     columns: dict[str, str] = option(
         {},
         "columns of the files by field, such as {prompt: question, ground_truth: answer}; the fields are prompt, "
-        "ground_truth, data_source, tools and environment, and any other name is a field of extra_info; empty: the "
-        "columns of verl's layout",
+        "ground_truth, data_source, tools, environment and images, and any other name is a field of extra_info; empty: "
+        "the columns of verl's layout",
         fixed="stored groups name rows with these values",
         secret="none",
     )
@@ -199,7 +199,8 @@ class ObserveConfig:
     upload: list[str] = option(
         [],
         "files to send to sinks that can store files; episodes: the text of the kept episodes "
-        "(observe.keep_episodes); model: the exported model; the learner waits up to an hour for its upload",
+        "(observe.keep_episodes, observe.keep_evaluated); model: the exported model; the learner waits up to an hour "
+        "for its upload",
         choices=("episodes", "model"),
     )
     prometheus_host: str = option(

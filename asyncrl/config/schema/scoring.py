@@ -134,19 +134,23 @@ class ManagerConfig:
 
     name: str | None = option(
         None,
-        "naive, batch, dapo or another name in docs/verl.md, or the dotted path of a class; null: no manager",
+        "naive, batch, dapo or another name in docs/verl.md, or the path of a class (module.Class or FILE.py:Class); "
+        "null: no manager",
         fixed="stored episodes wait for these kinds of scores",
     )
     compute_score: str | None = option(
-        None, "dotted path of the function by which the manager scores an answer; null: the manager's default"
+        None,
+        "path of the function by which the manager scores an answer (module.function or FILE.py:function); null: the "
+        "manager's default",
     )
+    compute_score_params: dict[str, Any] = option({}, "further parameters of the function")
     num_examine: int = option(0, "samples of each data source that the manager prints in training", "[0, inf)")
     val_num_examine: int = option(1, "samples of each data source that the manager prints in an evaluation", "[0, inf)")
     params: dict[str, Any] = option({}, "further parameters of the manager's constructor")
     sources: dict[str, Any] = option(
         {},
-        "settings that differ for a data source, as {SOURCE: {name, compute_score, num_examine, val_num_examine, "
-        "params}}; {SOURCE: null}: the source has no manager",
+        "settings that differ for a data source, as {SOURCE: {name, compute_score, compute_score_params, "
+        "num_examine, val_num_examine, params}}; {SOURCE: null}: the source has no manager",
         fixed="stored episodes wait for these kinds of scores",
     )
     batch_groups: int = option(1, "most groups that one call of the manager gets", "[1, inf)")
@@ -161,7 +165,7 @@ class ManagerConfig:
         return settings if settings.get("name") else None
 
 
-MANAGER_KEYS = ("name", "compute_score", "num_examine", "val_num_examine", "params")
+MANAGER_KEYS = ("name", "compute_score", "compute_score_params", "num_examine", "val_num_examine", "params")
 """The settings of the manager that a data source can override."""
 
 
@@ -187,7 +191,8 @@ class ScoringConfig:
 
     rule: Any = option(
         "exact_number",
-        "verifier: a built-in name, the dotted path of a function or verl manager, or a list of {name, weight, params}",
+        "verifier: a built-in name, the path of a function or verl manager (module.function or FILE.py:function), or a "
+        "list of {name, weight, params}",
     )
     rules: dict[str, Any] = option({}, "verifiers by data source, in the same forms as scoring.rule")
     strip_thoughts: bool = option(
@@ -284,7 +289,12 @@ def _rules(config: ScoringConfig) -> set[str]:
     """The names under which rules report their scores."""
     lists = [value if isinstance(value, list) else [value] for value in (config.rule, *config.rules.values())]
     entries = [each if isinstance(each, Mapping) else {"name": each} for listed in lists for each in listed]
-    return {str(each.get("as") or str(each.get("name")).rpartition(".")[2]) for each in entries}
+    return {str(each.get("as") or short_name(str(each.get("name")))) for each in entries}
+
+
+def short_name(rule: str) -> str:
+    """The name under which a rule reports its score: the last part of its path."""
+    return rule.replace(":", ".").rpartition(".")[2]
 
 
 def serves(config: ScoringConfig) -> tuple[str, ...]:

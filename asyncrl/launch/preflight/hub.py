@@ -26,7 +26,7 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
     host, port = place.hostname or "", place.port or PORTS.get(place.scheme, PORTS["http"])
     answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     # Resolving a name may take long, and cannot be interrupted.
-    threading.Thread(target=lambda: answers.put(_connection_error(host, port)), daemon=True).start()
+    threading.Thread(target=lambda: answers.put(connection_error(host, port)), daemon=True).start()
     try:
         reason = answers.get(timeout=patience_s)
     except queue.Empty:
@@ -48,9 +48,10 @@ def _first_hop(endpoint: SplitResult) -> SplitResult:
     return urlsplit(proxy if "//" in proxy else f"http://{proxy}")
 
 
-def _connection_error(host: str, port: int) -> str | None:
+def connection_error(host: str, port: int, timeout_s: float | None = None) -> str | None:
+    """Return the reason why nothing accepts connections at this address, or None if something does."""
     try:
-        socket.create_connection((host, port)).close()
+        socket.create_connection((host, port), timeout_s).close()
     except OSError as error:
         return error.strerror or str(error)
     return None

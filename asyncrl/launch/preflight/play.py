@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from asyncrl.config.schema import ActorConfig
+from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
 from asyncrl.launch.preflight.creation import check_creation, check_users
 from asyncrl.launch.preflight.trial import TrialProcess
 
@@ -17,9 +17,7 @@ log = logging.getLogger("asyncrl.train")
 
 
 def check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool, trial: TrialProcess) -> None:
-    """Raises ConfigError: the tools, environments, simulated users or the agent of the episodes cannot be used."""
-    from asyncrl.agents.chat_api.agent import load_agent
-    from asyncrl.agents.chat_api.program import check_command
+    """Raises ConfigError: the tools, environments or simulated users of the episodes cannot be used."""
     from asyncrl.episode.steps import find_split
     from asyncrl.tools.interactions.registry import load_interactions
     from asyncrl.tools.offered import Offer
@@ -27,14 +25,24 @@ def check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool, tria
     find_split(actor.step_split)
     load_interactions(actor.interactions)
     Offer(actor)
-    if actor.agent is not None:
-        load_agent(actor.agent, actor.agent_options)
-    if actor.agent_command:
-        check_command(actor.agent_command)
     if not actor.played_by:
         check_creation(actor, files, trial)
         _warn_of_missing_tools(actor, files)
         check_users(actor, files, trains, trial)
+
+
+def check_agent(actor: ActorConfig, data: DataConfig, model: ModelConfig) -> None:
+    """Raises ConfigError: the agent of the episodes cannot be used."""
+    from asyncrl.agents.chat_api.agent import load_agent
+    from asyncrl.agents.chat_api.program import check_command
+    from asyncrl.agents.verl_loops import open_verl_loops
+
+    if actor.has_verl_loops:
+        open_verl_loops(actor, data, model)
+    elif actor.agent is not None:
+        load_agent(actor.agent, actor.agent_options)
+    if actor.agent_command:
+        check_command(actor.agent_command)
 
 
 def _warn_of_missing_tools(actor: ActorConfig, files: Sequence[TaskFile]) -> None:

@@ -29,10 +29,11 @@ from asyncrl.launch.preflight.models import (
     policy_size,
 )
 from asyncrl.launch.preflight.own_code import own_paths
-from asyncrl.launch.preflight.play import check_play
+from asyncrl.launch.preflight.play import check_agent, check_play
 from asyncrl.launch.preflight.problems import Problems
 from asyncrl.launch.preflight.prompts import prompt_lengths
 from asyncrl.launch.preflight.row_checks import RowChecks
+from asyncrl.launch.preflight.servers import warn_of_silent_servers
 from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
 from asyncrl.launch.preflight.truths import check_truths
 from asyncrl.network.keys import check_keys
@@ -84,12 +85,14 @@ def preflight(
         ):  # Other hosts cannot be checked here. The placement checks their devices.
             found.check(partial(check_ports, config.network, learner, config.replay.shards))
             found.check(partial(check_devices, config))
+            warn_of_silent_servers(config.engine)
         found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
         with found.collected():
             check_algorithm(config)
             _probe_parts(config.algorithm, learner.group_size)
         trains = learner.epochs is not None or learner.total_steps > 0
         found.check(partial(check_play, actor, files, trains, trial))
+        found.check(partial(check_agent, actor, config.data, config.model))
         with found.collected():
             _check_models(config, open_own_chat, files, found)
         if not found.any:

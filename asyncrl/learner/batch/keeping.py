@@ -34,7 +34,7 @@ from asyncrl.observe.kept.format import EVALUATED_FOLDER
 from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.showing import logged
 from asyncrl.observe.kept.writing import LARGEST_STEP
-from asyncrl.observe.metrics import Sink
+from asyncrl.observe.metrics import HELD_OUT_EPISODES, TRAINED_EPISODES, Sink
 from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -267,15 +267,17 @@ def open_keeper(
     recorder = evaluated = None
     of_evaluations = settings.max_bytes // EVALUATED_PART if settings.evaluated else 0
     if ranks.rank == 0 and settings.groups:
-        upload = _upload(model, metrics) if settings.uploads else None
+        upload = _upload(model, metrics, TRAINED_EPISODES) if settings.uploads else None
         recorder = KeptRecorder(run_dir, settings.max_bytes - of_evaluations, upload)
     if ranks.rank == 0 and of_evaluations:
-        evaluated = KeptRecorder(run_dir, of_evaluations, folder=EVALUATED_FOLDER)
+        upload = _upload(model, metrics, HELD_OUT_EPISODES) if settings.uploads else None
+        evaluated = KeptRecorder(run_dir, of_evaluations, upload, EVALUATED_FOLDER)
     return EpisodeKeeper(settings, ranks, recorder, evaluated)
 
 
-def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:
-    """Return a function that gives the text of samples to `metrics`. Its first call loads the tokenizer."""
+def _upload(model: ModelConfig, metrics: Sink, table: str) -> Callable[[KeptStep], None]:
+    """Return a function that gives the text of samples to `metrics`, for this table. Its first call loads the
+    tokenizer."""
 
     @cache
     def tokenizer() -> Any:
@@ -284,4 +286,4 @@ def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:
     def decode(ids: list[int]) -> str:
         return str(tokenizer().decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    return lambda kept: metrics.episodes(kept.step, [logged(each, decode) for each in kept.episodes])
+    return lambda kept: metrics.episodes(kept.step, [logged(each, decode) for each in kept.episodes], table)

@@ -107,11 +107,14 @@ def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, folder: Path) -> None:
-    """Write the adapters `tensors` of `model` into a new peft folder. `base` names their base model, and `model` was
-    prepared by `add_adapters`. Raises OSError, SafetensorError."""
+    """Write the adapters `tensors` of `model` into a new peft folder. `base` names their base model, a folder by its
+    absolute path. `model` was prepared by `add_adapters`. Raises OSError, SafetensorError."""
     folder.mkdir(parents=True)
     config = copy(model.peft_config[ADAPTER])
-    config.base_model_name_or_path, config.revision = base.path, base.revision
+    # A relative path would name another folder, or none, for a reader in another working directory.
+    own = Path(base.path)
+    config.base_model_name_or_path = str(own.absolute()) if own.is_dir() else base.path
+    config.revision = base.revision
     config.task_type, config.inference_mode = "CAUSAL_LM", True
     config.target_modules = _target_names(model)
     config.save_pretrained(folder)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from asyncrl.observe.metrics import Failures, Histogram, LoggedEpisode, Sink, Value
+from asyncrl.observe.metrics import TRAINED_EPISODES, Failures, Histogram, LoggedEpisode, Sink, Value
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ class Background(Sink):
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         self._enqueue(lambda sink: sink.histograms(step, histograms))
 
-    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
-        self._enqueue(lambda sink: sink.episodes(step, episodes), min(self._limit, WAITING_TEXT))
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode], table: str = TRAINED_EPISODES) -> None:
+        self._enqueue(lambda sink: sink.episodes(step, episodes, table), min(self._limit, WAITING_TEXT))
 
     def model(self, step: int, folder: Path) -> None:
         self._patience_s = self._upload_s

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from asyncrl.observe.metrics import Histogram, LoggedEpisode, Sink, Value
+from asyncrl.observe.metrics import TRAINED_EPISODES, Histogram, LoggedEpisode, Sink, Value
 from asyncrl.observe.sinks.source import Source, need
 
 
@@ -48,8 +48,8 @@ class TensorBoard(Sink):
         found = histograms.items()
         self._write(step, [Summary.Value(tag=f"histogram/{name}", histo=_bins(each)) for name, each in found])
 
-    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
-        self._write(step, [_text(f"episodes/{number}", each.text) for number, each in enumerate(episodes)])
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode], table: str = TRAINED_EPISODES) -> None:
+        self._write(step, [_text(f"{table}/{number}", each.text) for number, each in enumerate(episodes)])
 
     def close(self) -> None:
         if self._opened is not None:

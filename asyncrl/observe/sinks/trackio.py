@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.observe.metrics import Histogram, LoggedEpisode, Sink, Value
+from asyncrl.observe.metrics import TRAINED_EPISODES, Histogram, LoggedEpisode, Sink, Value
 from asyncrl.observe.sinks.source import Source, need
 
 
@@ -35,12 +35,12 @@ class Trackio(Sink):
         made = {name: trackio.Histogram(np_histogram=(each.counts, each.edges)) for name, each in histograms.items()}
         self._run.log({f"histogram/{name}": each for name, each in made.items()}, step=step)
 
-    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode], table: str = TRAINED_EPISODES) -> None:
         import trackio
 
         for number, each in enumerate(episodes):
             trace = trackio.Trace([dict(message) for message in each.messages], metadata=dict(each.facts))
-            self._run.log({f"episodes/{number}": trace}, step=step)
+            self._run.log({f"{table}/{number}": trace}, step=step)
 
     def model(self, step: int, folder: Path) -> None:
         import trackio

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from asyncrl.observe.metrics import Histogram, LoggedEpisode, Sink, Value
+from asyncrl.observe.metrics import TRAINED_EPISODES, Histogram, LoggedEpisode, Sink, Value
 from asyncrl.observe.sinks.source import Source, need
 
 logger = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ class Wandb(Sink):
         }
         self._run.log({"step": step, **{f"histogram/{name}": each for name, each in made.items()}})
 
-    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode], table: str = TRAINED_EPISODES) -> None:
         import wandb
 
         names = list(dict.fromkeys(name for episode in episodes for name in episode.facts))
         rows = [[*(episode.facts.get(name) for name in names), episode.text] for episode in episodes]
-        table = wandb.Table(columns=[*names, "episode"], data=rows, allow_mixed_types=True)
-        self._run.log({"step": step, "episodes": table})
+        made = wandb.Table(columns=[*names, "episode"], data=rows, allow_mixed_types=True)
+        self._run.log({"step": step, table: made})
 
     def model(self, step: int, folder: Path) -> None:
         import wandb

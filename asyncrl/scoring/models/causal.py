@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.errors import ScoringError
 from asyncrl.modelling.attention import longest_plain
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes
@@ -130,12 +131,28 @@ class CausalPRM:
     def __init__(self, checkpoint: Checkpoint, encode: Encode, readers: Mapping[CausalReader, float]) -> None:
         self.name = checkpoint.name
         self.readers = readers
-        longest = min(reader.max_tokens for reader in readers)
-        self._encoder = checkpoint.encoder(encode, longest, min(reader.rows for reader in readers))
+        self._longest = min(reader.max_tokens for reader in readers)
+        self._rows = min(reader.rows for reader in readers)
+        self._encoder = checkpoint.encoder(encode, self._longest, self._rows)
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         """See RewardModel."""
-        inputs = list(map(self._encoder, transcripts))
+        return self._scores(list(map(self._encoder, transcripts)))
+
+    def score_tokens(self, texts: Sequence[Sequence[int]]) -> list[StepScores]:
+        """A score for each token of texts, which are given as the model's own token ids.
+
+        Raises ScoringError: a text is too long, or has a token beyond the embedding.
+        """
+        for number, ids in enumerate(texts):
+            if len(ids) > self._longest or max(ids, default=0) >= self._rows:
+                raise ScoringError(
+                    f"{self.name} reads up to {self._longest} tokens with ids below {self._rows}; text {number} has "
+                    f"{len(ids)} tokens with ids up to {max(ids, default=0)}"
+                )
+        return self._scores([Encoded(ids, [[at] for at in range(len(ids))]) for ids in texts])
+
+    def _scores(self, inputs: Sequence[Encoded]) -> list[StepScores]:
         parts = [[weight * values for values in reader.read(inputs)] for reader, weight in self.readers.items()]
         return [StepScores.of_logits(sum(values)) for values in zip(*parts, strict=True)]
 

@@ -82,6 +82,8 @@ RuleFunction = Callable[[RuleInput], Any]
 
 VOTE = "pred"
 """The key under which a rule may return the answer that it found, as text. verl uses the same name."""
+ACC = "acc"
+"""The key under which a rule may say if the answer is right, apart from its score. verl uses the same name."""
 REASON = "reason"
 """The key under which a rule may explain its score, as text."""
 TEXTS = (VOTE, REASON)
@@ -96,7 +98,7 @@ NOT_FINITE = "not_finite"
 class RuleScores:
     """The scores that a task's rules gave to an episode.
 
-    - `outcome`: the score of the first rule that applies; this score says if the answer is right
+    - `outcome`: says if the answer is right: `acc` of the first rule that applies, or its score if it gives no `acc`
     - `total`: the weighted sum of all rules' scores
     - `scores`: each rule's score by name, and its further numbers as RULE/NAME
     - `vote` and `reasons`: see `Labels`

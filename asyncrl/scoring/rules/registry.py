@@ -14,10 +14,11 @@ from typing import Any
 
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
+from asyncrl.config.schema.scoring import short_name
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.plain import copied
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox
-from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
+from asyncrl.scoring.rules.base import ACC, RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.trl import BATCH, TrlFunction, fits
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
@@ -73,7 +74,7 @@ class WeightedRule:
 @dataclass(frozen=True, slots=True)
 class RuleSet:
     """The rules of each data source, and `default`, the rules for all other sources. The first rule of a list that
-    applies to an episode decides if its answer is right."""
+    applies to an episode decides if its answer is right: by its number `acc`, or by its score if it gives none."""
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]
@@ -106,7 +107,9 @@ class RuleSet:
         total = sum(rules[index].weight * scores[rules[index].name] for index in applied)
         said = [Reason(rule.name, read_reason(result)) for rule, result in zip(rules, results, strict=True)]
         voted = vote(results[first], rules[first].read, given.answer)
-        return RuleScores(scores[rules[first].name], total, scores, voted, [each for each in said if each.text])
+        name = rules[first].name
+        outcome = scores.get(f"{name}/{ACC}", scores[name])
+        return RuleScores(outcome, total, scores, voted, [each for each in said if each.text])
 
 
 def load_rules(
@@ -162,7 +165,7 @@ def _rule(entry: Any, key: str, tokenizer: LoadTokenizer | None, sandbox: Sandbo
     found = _found(name, f"{key}={name}", sandbox)
     function = _adapt(found, f"{key}={name}", entry.get("params", {}), kind, tokenizer)
     read = READERS.get(name, read_plainly)
-    return WeightedRule(alias or name.rpartition(".")[2], function, float(weight), read)
+    return WeightedRule(alias or short_name(name), function, float(weight), read)
 
 
 def _found(name: str, setting: str, sandbox: Sandbox) -> Any:
@@ -174,7 +177,7 @@ def _found(name: str, setting: str, sandbox: Sandbox) -> Any:
     if "." not in name:
         raise ConfigError(
             f"{setting}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
-            "my_package.rewards.score"
+            "my_package.rewards.score, or FILE.py:NAME"
         )
     return imported(name, setting)
 

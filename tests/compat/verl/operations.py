@@ -7,10 +7,13 @@ that it returns. After each one, all batches are described as plain data.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
+import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,8 +189,8 @@ def score_all(
 SCORES = {"number": score_number, "mapping": score_mapping, "all": score_all}
 
 
-def judged(proto: Any, manager: Any, given: Mapping[str, Any]) -> Any:
-    """What a reward manager makes of rows of [prompt, response, ground truth, data source, tool score]."""
+def judged_batch(proto: Any, given: Mapping[str, Any]) -> Any:
+    """A batch of rows of [prompt, response, ground truth, data source, tool score]."""
     rows = given["rows"]
     prompts, responses = (max(len(row[column]) for row in rows) for column in (0, 1))
     ids = torch.zeros(len(rows), prompts + responses + 2, dtype=torch.int64)
@@ -206,7 +209,12 @@ def judged(proto: Any, manager: Any, given: Mapping[str, Any]) -> Any:
         "reward_scores": [{"x": row[4]} for row in rows],
         "__num_turns__": [2 for _ in rows],
     }
-    data = proto.from_dict(tensors, {name: np.array(values, dtype=object) for name, values in arrays.items()})
+    return proto.from_dict(tensors, {name: np.array(values, dtype=object) for name, values in arrays.items()})
+
+
+def judged(proto: Any, manager: Any, given: Mapping[str, Any]) -> Any:
+    """What a reward manager makes of the rows of `judged_batch`."""
+    data = judged_batch(proto, given)
     result = manager(data, return_dict=True)
     acc = data.batch["acc"].tolist() if "acc" in data.batch.keys() else None  # noqa: SIM118
     extra = {name: [_plain(each) for each in values] for name, values in result.get("reward_extra_info", {}).items()}
@@ -226,6 +234,29 @@ class Section(dict[str, Any]):
 def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     params = {name: Section(value) if isinstance(value, dict) else value for name, value in given["params"].items()}
     return {"tokenizer": CharTokenizer(), "num_examine": 1, "compute_score": SCORES[given["score"]], **params}
+
+
+def judged_singly(proto: Any, find: Callable[[str], Any], given: Mapping[str, Any]) -> Any:
+    """What a reward manager for single rows makes of each row of `judged_batch`."""
+    from omegaconf import OmegaConf
+
+    data, name = judged_batch(proto, given), given["loop_manager"]
+    config = OmegaConf.create({"reward": {**given["params"], "reward_kwargs": given["params"]}, **given["config"]})
+
+    async def judge() -> Any:
+        manager = find(name)(config=config, tokenizer=CharTokenizer(), compute_score=SCORES[given["score"]])
+        results = [await manager.run_single(data[row : row + 1]) for row in range(len(data))]
+        scores = [float(each["reward_score"]) for each in results]
+        extra = [{key: _plain(each) for key, each in result["reward_extra_info"].items()} for result in results]
+        return {"rewards": manager.assemble_rm_scores(data, scores).tolist(), "scores": scores, "extra": extra}
+
+    return asyncio.run(judge())
+
+
+def in_file_or(by_name: Callable[[str], Any], name: str) -> Any:
+    """The class `name`: FILE.py:CLASS, or what `by_name` finds."""
+    file, _, cls = name.rpartition(":")
+    return runpy.run_path(file)[cls] if file else by_name(name)
 
 
 def positions(library: Library, mask: Sequence[Sequence[int]]) -> Any:
@@ -248,7 +279,11 @@ def _serve() -> None:
     sys.stdout = sys.stderr
     for line in sys.stdin:
         program = json.loads(line)
-        if "manager" in program:
+        if "loop_manager" in program:
+            from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls as by_name
+
+            answer = judged_singly(DataProto, partial(in_file_or, by_name), program)
+        elif "manager" in program:
             manager = get_reward_manager_cls(program["manager"])(**parameters(program))
             answer = judged(DataProto, manager, program)
         else:

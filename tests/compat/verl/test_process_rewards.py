@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
-from asyncrl.compat.verl import DataProto, SkyworkPRMRewardManager, from_trajectories, load_reward_manager
+from asyncrl.compat.verl import (
+    DataProto,
+    QwenPRMRewardManager,
+    SkyworkPRMRewardManager,
+    from_trajectories,
+    load_reward_manager,
+)
 from asyncrl.compat.verl.process_keys import KEYS, read_keys
 from asyncrl.config.option import as_yaml, options
 from asyncrl.errors import ConfigError, DataProtoError, ScoringError
@@ -21,6 +28,7 @@ from asyncrl.types import Role, Step, Turn
 from tests.helpers import make_trajectory
 from tests.scoring.models.families import CHAT, FAMILIES, Family
 from tests.scoring.models.support import byte_tokenizer
+from tests.scoring.models.test_families import shrunk
 
 PAD = CHAT.pad_token_id
 QUESTION = "what is 12 + 5?"
@@ -249,20 +257,79 @@ def test_a_row_that_cannot_be_scored_is_named_and_is_no_zero(made: Callable[[str
 def test_a_verdict_that_is_no_number_is_refused_with_its_row(made: Callable[[str], Family]) -> None:
     family = made("skywork_prm")
     keys = {"prm_model_path": str(family.folder), "dtype": "float32"}
-    broken = SkyworkPRMRewardManager(CHAT, 0, lambda **_: math.nan, **keys)
+    broken = SkyworkPRMRewardManager(CHAT, compute_score=lambda **_: math.nan, **keys)
     with pytest.raises(ScoringError, match="the reward of row 0 is nan"):
         broken(batch(["17"]))
-    empty = SkyworkPRMRewardManager(CHAT, 0, lambda **_: {"score": 1.0, "acc": None}, **keys)
+    empty = SkyworkPRMRewardManager(CHAT, compute_score=lambda **_: {"score": 1.0, "acc": None}, **keys)
     assert empty(batch(["17"]), return_dict=True)["reward_extra_info"]["acc"] == [1.0]
 
 
 def test_a_rule_is_called_only_if_something_depends_on_it(made: Callable[[str], Family]) -> None:
     family = made("skywork_prm")
     keys = {"prm_model_path": str(family.folder), "dtype": "float32"}
-    free = SkyworkPRMRewardManager(CHAT, 0, length_bonus_weight=0.0, **keys)
+    free = SkyworkPRMRewardManager(CHAT, length_bonus_weight=0.0, **keys)
     assert "acc" not in free(batch(["17"]), return_dict=True)["reward_extra_info"]
     with pytest.raises(NotImplementedError, match="sums"):
-        SkyworkPRMRewardManager(CHAT, 0, **keys)(batch(["17"]))
+        SkyworkPRMRewardManager(CHAT, **keys)(batch(["17"]))
+
+
+def test_the_managers_are_made_as_in_the_fork(made: Callable[[str], Family]) -> None:
+    qwen, skywork = made("qwen_prm"), made("skywork_prm")
+    keys = {"dtype": "float32", "length_bonus_weight": 0.0}
+    by_name = QwenPRMRewardManager(tokenizer=CHAT, prm_model_path=str(qwen.folder), **keys)
+    assert torch.equal(by_name(batch(ANSWERS)), manager(qwen)(batch(ANSWERS)))
+    by_place = SkyworkPRMRewardManager(CHAT, str(skywork.folder), **keys)
+    assert torch.equal(by_place(batch(ANSWERS)), manager(skywork)(batch(ANSWERS)))
+
+
+@pytest.mark.parametrize("path", [None, ""])
+def test_without_a_model_the_answer_alone_gives_the_reward(path: str | None) -> None:
+    keys = {"prm_acc_bonus_weight": 0.8, "incorrect_answer_penalty": -0.3, "length_bonus_weight": 0.0}
+    for manager_class in (QwenPRMRewardManager, SkyworkPRMRewardManager):
+        alone = manager_class(tokenizer=CHAT, compute_score=right, prm_model_path=path, **keys)
+        result = alone(batch(ANSWERS), return_dict=True)
+        assert result["reward_tensor"].sum(-1).tolist() == pytest.approx([0.8, -0.3, 0.8])
+        assert result["reward_extra_info"]["acc"] == [1.0, 0.0, 1.0]
+        assert "process" not in result["reward_extra_info"]
+        with pytest.raises(ScoringError, match="set prm_model_path"):
+            alone.compute_prm_scores(torch.zeros(1, 1).long(), torch.ones(1, 1).long())
+
+
+@pytest.mark.parametrize("name", ["qwen_prm", "skywork_prm"])
+def test_the_scores_of_a_models_own_tokens_are_those_of_a_plain_forward(
+    made: Callable[[str], Family], name: str
+) -> None:
+    family = made(name)
+    bare = manager(family, prm_apply_sigmoid=False)
+    data = batch(ANSWERS)
+    steps = [Passage(step, True) for step in ("add them", "so 12 + 5 = 17")]
+    read = bare._prm._encoder([Passage(QUESTION, False), *steps])
+    own = torch.tensor([[*read.ids, PAD]])
+    found = bare.compute_prm_scores(own, torch.tensor([[*[1] * len(read.ids), 0]]))[0]
+    assert [float(found[at]) for (at,) in read.reads] == pytest.approx(
+        logits(family, "add them|so 12 + 5 = 17", "|"), rel=1e-4, abs=1e-4
+    )
+    ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1)
+    mask = data.batch["attention_mask"]
+    scores = bare.compute_prm_scores(ids, mask)
+    assert scores.shape == ids.shape
+    assert (scores[mask == 0] == 0).all()
+    alone = bare.compute_prm_scores(ids[:1], mask[:1])
+    assert torch.allclose(scores[:1], alone, atol=1e-4), "rows are scored independently"
+    bounded = manager(family, prm_apply_sigmoid=True).compute_prm_scores(ids, mask)
+    assert torch.allclose(bounded[mask == 1], torch.sigmoid(scores[mask == 1]), atol=1e-5)
+    with pytest.raises(ScoringError, match=r"text 0 has \d+ tokens with ids up to 1000000"):
+        bare.compute_prm_scores(torch.full_like(ids, 1_000_000), mask)
+
+
+def test_a_model_whose_marker_is_beyond_its_embedding_is_refused_by_name_when_the_manager_is_made(
+    made: Callable[[str], Family], tmp_path: Path
+) -> None:
+    family = made("qwen_prm")
+    number = AutoTokenizer.from_pretrained(family.folder).convert_tokens_to_ids("<extra_0>")
+    folder = shrunk(tmp_path / "short", family.folder, number)
+    with pytest.raises(ConfigError, match=rf"{folder}: family qwen_prm reads the token '<extra_0>'.*has {number} rows"):
+        QwenPRMRewardManager(tokenizer=CHAT, prm_model_path=str(folder), dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +340,7 @@ def test_a_rule_is_called_only_if_something_depends_on_it(made: Callable[[str], 
         ({"incorrect_answer_penalty": 0.3}, r"a number in \(-inf, 0\]"),
         ({"prm_micro_batch_size": 0}, "prm_micro_batch_size=0"),
         ({"strategy": "megatron"}, "one of fsdp, fsdp2 or null"),
-        ({"prm_model_path": ""}, "prm_model_path"),
+        ({"prm_model_path": "", "length_bonus_weight": 0.0}, "nothing gives a reward: set prm_model_path"),
         ({"prm_aggregation": "product"}, "set prm_apply_sigmoid=true"),
     ],
 )
@@ -302,7 +369,7 @@ def test_other_device_maps_are_refused() -> None:
 def test_the_defaults_are_verls() -> None:
     found = {each.name: each.default for each in options(KEYS["qwen_prm"])}
     assert found == {
-        **{"prm_model_path": "", "prm_aggregation": "mean_response", "prm_apply_sigmoid": False},
+        **{"prm_model_path": None, "prm_aggregation": "mean_response", "prm_apply_sigmoid": False},
         **{"use_logit_tanh": False, "tanh_tau": 2.0, "tanh_rmax": 1.0, "prm_micro_batch_size": 8},
         **{"prm_acc_bonus_weight": 0.0, "enable_anti_hack": True, "stop_at_answer": True},
         **{"incorrect_answer_penalty": 0.0, "target_response_length": 400, "length_bonus_weight": 0.05},
@@ -315,8 +382,6 @@ def test_the_page_lists_every_key_with_its_default() -> None:
     table = text.split("<!-- keys of process-reward managers -->\n")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     listed = {key.strip("`"): default for key, default, *_ in rows}
-    declared = {
-        each.name: "none" if each.default == "" else as_yaml(each.default) for each in options(KEYS["qwen_prm"])
-    }
+    declared = {each.name: as_yaml(each.default) for each in options(KEYS["qwen_prm"])}
     assert {name: listed[name] for name in declared} == declared
     assert listed.keys() - declared.keys() == {"reward_manager", "tokenizer", "input_tokenizer"}

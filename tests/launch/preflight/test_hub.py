@@ -81,7 +81,7 @@ def test_a_network_that_is_silent_for_a_while_is_told_of_and_tried_further(
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example")
-    monkeypatch.setattr(hub, "_connection_error", lambda *_: over.wait(GENEROUS_S) and None)
+    monkeypatch.setattr(hub, "connection_error", lambda *_: over.wait(GENEROUS_S) and None)
     assert unreachable(patience_s=0.01) is None
     over.set()
     assert "nothing has answered at hub.example:443 for 0.01 s; the start keeps trying" in caplog.text

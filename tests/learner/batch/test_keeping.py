@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.config.schema import ObserveConfig, PartConfig
+from asyncrl.config.schema import ModelConfig, ObserveConfig, PartConfig
 from asyncrl.dashboard.episode_list import EpisodeQuery
 from asyncrl.errors import RefusedError
 from asyncrl.learner.batch.from_config import keep_settings
-from asyncrl.learner.batch.keeping import BYTES_A_TOKEN, EpisodeKeeper, choose
+from asyncrl.learner.batch.keeping import BYTES_A_TOKEN, EpisodeKeeper, choose, open_keeper
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.kept.episode import HELD_OUT
 from asyncrl.observe.kept.format import EVALUATED_FOLDER
@@ -20,7 +20,7 @@ from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.writing import KeptWriter, remove_kept
 from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import BatchPlan, Labels, Task, Trajectory
-from tests.helpers import make_labels, make_task, make_trajectory
+from tests.helpers import FakeMetrics, make_labels, make_task, make_trajectory
 from tests.learner.support import Run, assert_weights_equal, make_config
 from tests.observe.kept.examples import example_step
 
@@ -193,6 +193,20 @@ class Evaluated:
 
     def task(self, name: str) -> Task | None:
         return make_task(100)
+
+
+@pytest.mark.parametrize("upload", [[], ["episodes"]])
+def test_sinks_get_the_text_of_held_out_episodes_in_a_table_of_their_own(
+    model: Path, ranks: Ranks, tmp_path: Path, upload: list[str]
+) -> None:
+    episode, metrics = make_trajectory(id="e2-000000.0.0", group_id="e2-000000", version=2), FakeMetrics()
+    settings = keep_settings(ObserveConfig(upload=upload), seed=0)
+    keeper = open_keeper(settings, tmp_path, ModelConfig(str(model)), ranks, metrics)
+    keeper.keep_evaluated(4, 2, [episode.id], Evaluated(episode))  # type: ignore[arg-type]
+    keeper.close()
+    assert metrics.shown == []
+    shown = [(step, [each.facts["id"] for each in episodes]) for step, episodes in metrics.shown_held_out]
+    assert shown == ([(4, [episode.id])] if upload else [])
 
 
 def test_held_out_episodes_are_kept_apart_from_trained_ones_and_marked(ranks: Ranks, tmp_path: Path) -> None:

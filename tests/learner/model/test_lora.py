@@ -25,7 +25,7 @@ from asyncrl.learner.checkpoint.export import export_checkpoint, export_checkpoi
 from asyncrl.learner.checkpoint.gathering import gather_all
 from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.critic import load_critic
-from asyncrl.learner.model.lora import add_adapters, check_installed, gather_adapters
+from asyncrl.learner.model.lora import add_adapters, check_installed, gather_adapters, save_adapters
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import BaseOfPolicy, Policy, load_policy, load_reference
 from asyncrl.learner.ranks.ranks import Ranks
@@ -221,6 +221,18 @@ def test_a_peft_folder_of_a_checkpoint_loads_in_peft_and_starts_another_run_and_
     assert contents(tmp_path / "merged again") == contents(tmp_path / "merged")
     started = load_policy(ModelConfig(str(model), lora=LoraConfig(path=str(tmp_path / "adapter"))), 1.0, ranks, 64)
     assert torch.equal(started(PackedSequences.of(batch))[0], expected)
+
+
+def test_exported_adapters_name_a_folder_absolutely_and_a_hub_name_as_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(model.parent)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    add_adapters(base, SMALL, "model.lora")
+    for path, named in {model.name: str(model), "owner/name": "owner/name"}.items():
+        save_adapters(base, gather_adapters(base), ModelConfig(path, revision="main"), tmp_path / path)
+        written = json.loads((tmp_path / path / "adapter_config.json").read_text())
+        assert (written["base_model_name_or_path"], written["revision"]) == (named, "main")
 
 
 def test_a_checkpoint_is_merged_into_weights_of_the_dtype_as_the_run_merged_it(

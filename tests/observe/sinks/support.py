@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from asyncrl.observe.metrics import Histogram, LoggedEpisode, Sink
+from asyncrl.observe.metrics import HELD_OUT_EPISODES, Histogram, LoggedEpisode, Sink
 from asyncrl.observe.sinks.source import Source
 
 HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m"
@@ -33,6 +33,7 @@ def play(make: Callable[[], Sink], model: Path) -> None:
     for step in (2, 3):
         second.log(step, {"loss": 10.0 - step})
     second.episodes(3, [EPISODE])
+    second.episodes(3, [EPISODE], HELD_OUT_EPISODES)
     second.model(4, model)
     second.close()
     second.close()

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.config.schema import ObserveConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.observe.from_config import source_of
-from asyncrl.observe.metrics import Fanout, Histogram, Sink, Value
+from asyncrl.observe.metrics import TRAINED_EPISODES, Fanout, Histogram, Sink, Value
 from asyncrl.observe.sinks import JsonLines, open_metrics
 from asyncrl.observe.sinks.background import Background
 from asyncrl.observe.sinks.opening import SERVICES
@@ -123,7 +123,7 @@ class Hanging(Sink):
         self.released.wait()
         self.calls.append(step)
 
-    def episodes(self, step: int, episodes: object) -> None:
+    def episodes(self, step: int, episodes: object, table: str = TRAINED_EPISODES) -> None:
         self.calls.append(episodes)
 
     def model(self, step: int, folder: Path) -> None:

@@ -26,7 +26,8 @@ def test_curves_histograms_and_texts_are_read_back_and_steps_that_are_trained_ag
     assert [(each.step, each.value) for each in found.Scalars("loss")] == [(0, 1.0), (1, 0.0), (2, 8.0), (3, 7.0)]
     texts = {tag: found.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in found.Tags()["tensors"]}
     assert texts["configuration/text_summary"].startswith("    learner:\n      steps: 4")
-    assert texts["episodes/0/text_summary"].splitlines()[-1] == f"    assistant: {HOSTILE}"
+    for table in ("episodes", "held_out_episodes"):
+        assert texts[f"{table}/0/text_summary"].splitlines()[-1] == f"    assistant: {HOSTILE}"
 
 
 def test_histograms_have_the_bins_that_were_logged(tmp_path: Path) -> None:

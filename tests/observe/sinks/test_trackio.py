@@ -36,12 +36,13 @@ def test_curves_histograms_traces_and_models_of_a_role_that_started_twice_are_in
     with closing(sqlite3.connect(tmp_path / "trackio" / "project.db")) as database:
         found = database.execute("select run_name, step, metrics from metrics order by id")
         rows = [(name, step, json.loads(row)) for name, step, row in found]
-        [(step, messages, metadata)] = database.execute("select step, messages, metadata from traces")
+        traces = database.execute("select step, messages, metadata from traces").fetchall()
         models = database.execute("select name, type from artifacts").fetchall()
     assert {name for name, _, _ in rows} == {"0123abcd-learner"}
     losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]
     assert losses == [(0, 1.0), (1, 0.0), (2, -1.0), (2, 8.0), (3, 7.0)]
     [histogram] = [row["histogram/lag"] for _, _, row in rows if "histogram/lag" in row]
     assert (histogram["values"], histogram["bins"]) == ([3.0, 1.0], [-0.5, 0.5, 1.5])
-    assert (step, json.loads(messages)[1]["content"], json.loads(metadata)["reward"]) == (3, HOSTILE, 0.5)
+    shown = [(step, json.loads(text)[1]["content"], json.loads(facts)["reward"]) for step, text, facts in traces]
+    assert shown == 2 * [(3, HOSTILE, 0.5)], "one of training, one held out"
     assert models == [(f"{tmp_path.name}-model", "model")]

@@ -92,10 +92,11 @@ def test_histograms_tables_and_models_are_kept(runs: list[Path]) -> None:
     [histogram] = [row for row in rows(runs[0]) if "histogram/lag/_type" in row]
     assert (histogram["step"], histogram["histogram/lag/values"]) == (2, [3.0, 1.0])
     assert histogram["histogram/lag/bins"] == [-0.5, 0.5, 1.5]
-    [table] = runs[1].glob("files/media/table/*.json")
-    content = json.loads(table.read_text())
-    assert content["columns"] == ["id", "reward", "episode"]
-    assert content["data"] == [["a", 0.5, f"user: 6 * 7?\n\nassistant: {HOSTILE}"]]
+    tables = sorted(runs[1].glob("files/media/table/*.json"))
+    assert [table.name.startswith("held_out_episodes") for table in tables] == [False, True]
+    for content in (json.loads(table.read_text()) for table in tables):
+        assert content["columns"] == ["id", "reward", "episode"]
+        assert content["data"] == [["a", 0.5, f"user: 6 * 7?\n\nassistant: {HOSTILE}"]]
     artifacts = [each for each in records(*runs[1].glob("*.wandb")) if each.HasField("artifact")]
     [model] = [each.artifact for each in artifacts if each.artifact.type == "model"]
     assert [item.path for item in model.manifest.contents] == ["model.safetensors"]

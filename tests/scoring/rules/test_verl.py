@@ -90,6 +90,10 @@ def tuples(data_source, solution_str, ground_truth, extra_info):
 HERE = "tests.scoring.rules.test_verl."
 
 
+def graded(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.5 if solution_str.endswith(f"#{ground_truth}") else -0.5, "acc": ground_truth in solution_str}
+
+
 def judge(answer, name="Manager", **entry):
     config = ScoringConfig(rules={"test": [{"name": HERE + name, **entry}]})
     return load_rules(config, CharTokenizer).score(rule_input(answer))
@@ -97,9 +101,33 @@ def judge(answer, name="Manager", **entry):
 
 def test_a_manager_is_made_with_the_tokenizer_and_judges_batches_of_one():
     assert judge("it is 72").scores == {"Manager": 1.0, "Manager/acc": 1.0}
-    assert judge("it is 71").outcome == 0.0
-    assert judge("72", params={"scale": 0.5}).outcome == 0.5
+    assert judge("it is 71").total == 0.0
+    assert judge("it is 71").outcome == 1.0, "acc says whether the answer is right"
+    assert judge("72", params={"scale": 0.5}).total == 0.5
     assert judge("72", params={"compute_score": HERE + "compute_score"}).outcome == 1.0
+
+
+def test_acc_of_a_functions_result_is_the_outcome_and_its_score_the_reward():
+    for answer, outcome, reward in (("#72", 1.0, 1.5), ("72", 1.0, -0.5), ("71", 0.0, -0.5)):
+        scores = judge(answer, "graded")
+        assert (scores.outcome, scores.total) == (outcome, reward)
+        assert scores.scores == {"graded": reward, "graded/acc": outcome}
+
+
+def test_a_function_is_found_in_a_file_of_any_folder(tmp_path):
+    file = tmp_path / "my-rewards.py"
+    file.write_text(
+        "def size(data_source, solution_str, ground_truth, extra_info, by=1):\n    return by * len(solution_str)\n"
+    )
+    config = ScoringConfig(rule=[{"name": f"{file}:size", "params": {"by": 2}}])
+    assert load_rules(config, CharTokenizer).score(rule_input("it is 72")).scores == {
+        "size": 2.0 * len("callokit is 72")
+    }
+    assert load_rules(ScoringConfig(rule=f"{file}:size")).score(rule_input("72")).scores == {
+        "size": float(len("callok72"))
+    }
+    with pytest.raises(ConfigError, match=r"scoring\.rule=.*my-rewards\.py has no sise; did you mean size\?"):
+        load_rules(ScoringConfig(rule=f"{file}:sise"))
 
 
 def test_of_several_branches_a_batch_has_the_last():
@@ -115,7 +143,7 @@ def test_of_several_branches_a_batch_has_the_last():
 @pytest.mark.parametrize("name", ["Old", "Asynchronous", "tuples"])
 def test_other_shapes_of_verls_are_used_as_they_are(name):
     assert judge("it is 72", name).outcome == 1.0
-    assert judge("it is 71", name).outcome == 0.0
+    assert judge("it is 71", name).total == 0.0
 
 
 def test_a_manager_gets_its_configuration_as_attributes_and_may_cut_its_batch():

@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncrl.compat.rows import Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
-from asyncrl.compat.verl.configuration.model_rows import FREEZES_MIXTURE, MODEL, path_row
+from asyncrl.compat.verl.configuration.model_rows import FREEZES_MIXTURE, adapters, has_adapters, path_row
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 ACTOR = "actor_rollout_ref.actor"
@@ -15,9 +15,12 @@ REF = "actor_rollout_ref.ref"
 OPTIM = f"{ACTOR}.optim"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 FSDP = f"{ACTOR}.fsdp_config"
+ENGINES = ("fsdp_config", "megatron", "torchtitan", "veomni")
+"""The sections of verl's engines."""
 STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
-CRITIC_PATH = "critic.model.path"
+CRITIC_MODEL = "critic.model"
+CRITIC_PATH = f"{CRITIC_MODEL}.path"
 DTYPES = {
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
     **dict.fromkeys(("fp16", "float16"), "float16"),
@@ -27,24 +30,31 @@ LEARNERS_OWN = "The learner has its own settings for layers, memory and kernels 
 
 
 def _dtype(source: VerlConfig) -> Iterator[Setting | str]:
-    given = source[f"{FSDP}.dtype"]
+    given = source[f"{ACTOR}.megatron.dtype"] or source[f"{ACTOR}.torchtitan.dtype"] or source[f"{FSDP}.dtype"]
     yield "model.dtype", DTYPES.get(str(given), "bfloat16")
     if str(given) not in DTYPES:
         yield f"{FSDP}.dtype={given}: model.dtype is bfloat16; it may also be float32 or float16"
 
 
+def router_replay_of(source: VerlConfig) -> str | None:
+    """The mode of router replay; None if it is off."""
+    modes = (source[f"{ACTOR}.{section}router_replay.mode"] for section in ("", "megatron.", "veomni."))
+    return next((mode for mode in modes if mode not in (None, "disabled")), None)
+
+
 def _router_replay(source: VerlConfig) -> Iterator[Setting | str]:
-    mode = source[f"{ACTOR}.router_replay.mode"]
+    mode = router_replay_of(source)
     if mode == "R3":
         yield "learner.router_replay", True
-    elif mode not in (None, "disabled"):
+    elif mode is not None:
         yield f"{ACTOR}.router_replay.mode={mode}: left out, because asyncrl only replays the rollout's experts (R3)"
 
 
 def _freeze(source: VerlConfig) -> Iterator[Setting | str]:
-    asked = {f"{ACTOR}.freeze_vision_tower": "vision", FREEZES_MIXTURE: "verl_moe"}
+    mixture = next((key for key in FREEZES_MIXTURE if source.values.get(key) is not None), FREEZES_MIXTURE[0])
+    asked = {f"{ACTOR}.freeze_vision_tower": "vision", mixture: "verl_moe"}
     wanted = {key: rule for key, rule in asked.items() if source.values.get(key)}
-    if wanted and (source[f"{MODEL}.lora_rank"] or source[f"{MODEL}.lora_adapter_path"]):
+    if wanted and has_adapters(source):
         yield f"{', '.join(wanted)}: LoRA trains only the adapters; name their layers in model.lora.targets"
     elif wanted:
         yield "model.freeze", list(wanted.values())
@@ -79,21 +89,38 @@ def _warmup(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _schedule(source: VerlConfig) -> Iterator[Setting | str]:
-    given = source[f"{OPTIM}.warmup_style"] or source[f"{OPTIM}.lr_scheduler_type"]
+    names = ("warmup_style", "lr_decay_style", "decay_type", "lr_scheduler_type")
+    given = next(value for name in names if (value := source[f"{OPTIM}.{name}"]))
     if given in ("constant", "cosine", "linear"):
         yield "learner.schedule", given
     else:
         yield f"{OPTIM}.lr_scheduler_type={given}: learner.schedule is constant; it may also be linear or cosine"
-    if given in ("cosine", "linear") and source[f"{OPTIM}.min_lr_ratio"]:
-        yield "learner.lr_floor", source[f"{OPTIM}.min_lr_ratio"]
+    lowest = source[f"{OPTIM}.min_lr"] or source[f"{OPTIM}.lr_min"]
+    share = source[f"{OPTIM}.min_lr_ratio"] or source[f"{OPTIM}.min_lr_factor"]
+    if given in ("cosine", "linear") and (share or lowest):
+        yield "learner.lr_floor", share or lowest / source[f"{OPTIM}.lr"]
 
 
 def _optimizer(source: VerlConfig) -> Iterator[Setting | str]:
-    given = str(source[f"{OPTIM}.optimizer"])
+    given = str(source[f"{OPTIM}.name"] or source[f"{OPTIM}.optimizer"])
     eight = "8bit" in given.lower()
     yield "learner.optimizer", "adamw_8bit" if eight else "muon" if given.lower() == "muon" else "adamw"
-    if given.lower() not in ("adamw", "adamw8bit", "muon"):
+    # Megatron's Adam decays weights as AdamW does.
+    if given not in ("adam", "AdamW", "adamw", "AdamW8bit", "Muon", "muon"):
         yield f"{OPTIM}.optimizer={given}: learner.optimizer is adamw"
+
+
+def _clip(source: VerlConfig) -> Iterator[Setting | str]:
+    # verl's engines clip at the optimizer's number. Older releases had only the actor's.
+    newer, older = f"{OPTIM}.clip_grad", f"{ACTOR}.grad_clip"
+    yield "learner.max_grad_norm", source[newer if source.says(newer) else older]
+    if source.says(newer) and source.says(older) and source[newer] != source[older]:
+        yield f"{older}={source[older]}: verl clips at {newer}={source[newer]}, and so does learner.max_grad_norm"
+
+
+def _on_host(source: VerlConfig) -> Iterator[Setting | str]:
+    yield "learner.optimizer_on_host", any(source[f"{ACTOR}.{each}.optimizer_offload"] for each in ENGINES)
+    yield "learner.reference_on_host", any(source[f"{REF}.{each}.param_offload"] for each in ENGINES)
 
 
 def _reshard(source: VerlConfig) -> Iterator[Setting | str]:
@@ -117,6 +144,12 @@ def _names_critic(source: VerlConfig) -> bool:
 def _critic(source: VerlConfig) -> Iterator[Setting | str]:
     if _has_critic(source):
         yield "critic.lr", source["critic.optim.lr"]
+
+
+def _critics_adapters(source: VerlConfig) -> Iterator[Setting | str]:
+    folder = source[f"{CRITIC_MODEL}.lora_adapter_path"]
+    if _has_critic(source) and (folder is not None or source[f"{CRITIC_MODEL}.lora_rank"]):
+        yield from adapters(source, CRITIC_MODEL, "critic.lora", folder)
 
 
 def _value_clip(source: VerlConfig) -> Iterator[Setting | str]:
@@ -175,12 +208,29 @@ ROWS = (
     ),
     used(f"{OPTIM}.warmup_style", "`learner.schedule`", None, "An older name of `lr_scheduler_type`."),
     used(f"{OPTIM}.min_lr_ratio", "`learner.lr_floor`", 0.0, "Used with a cosine or linear schedule."),
+    used(f"{OPTIM}.lr_decay_style", "`learner.schedule`", None, "As `lr_scheduler_type`, for Megatron."),
+    used(f"{OPTIM}.min_lr", "`learner.lr_floor`", 0.0, "This rate divided by `lr`, for Megatron."),
+    used(f"{OPTIM}.lr_min", "`learner.lr_floor`", 0.0, "The same for VeOmni."),
+    used(f"{OPTIM}.decay_type", "`learner.schedule`", None, "As `lr_scheduler_type`, for TorchTitan."),
+    used(f"{OPTIM}.min_lr_factor", "`learner.lr_floor`", 0.0, "As `min_lr_ratio`, for TorchTitan."),
+    used(f"{OPTIM}.name", "`learner.optimizer`", None, "As `optimizer`, for TorchTitan."),
     none(
         OPTIM,
-        "optimizer_impl num_cycles zero_indexed_step override_optimizer_config clip_grad",
-        "The optimizer has no such settings. Gradients are clipped at `actor.grad_clip`.",
+        "optimizer_impl num_cycles zero_indexed_step override_optimizer_config eps lr_warmup_init lr_start "
+        "lr_decay_steps lr_decay_ratio weight_decay_incr_style lr_wsd_decay_style lr_wsd_decay_steps "
+        "use_checkpoint_opt_param_scheduler use_precision_aware_optimizer main_grads_dtype exp_avg_dtype "
+        "exp_avg_sq_dtype use_layer_wise_distributed_optimizer muon_momentum muon_nesterov muon_split_qkv "
+        "muon_scale_mode muon_coefficient_type muon_num_ns_steps muon_tp_mode muon_fp32_matmul_prec "
+        "muon_extra_scale_factor muon_scalar_optimizer muon_match_adamw_update_rms",
+        "The optimizer has no such settings. A schedule begins at 0 and ends with the last step.",
     ),
-    same(f"{ACTOR}.grad_clip", "learner.max_grad_norm", 1.0),
+    made(f"{OPTIM}.clip_grad", "`learner.max_grad_norm`", None, "The same value.", _clip),
+    used(
+        f"{ACTOR}.grad_clip",
+        "`learner.max_grad_norm`",
+        1.0,
+        "Used if `optim.clip_grad` is not given, as in releases before 0.9. In verl 0.9.1 it has no effect.",
+    ),
     made(
         f"{FSDP}.dtype",
         "`model.dtype`",
@@ -188,14 +238,19 @@ ROWS = (
         "The dtype of forward and backward passes. Weights and moments are float32, as in verl.",
         _dtype,
     ),
-    same(f"{FSDP}.optimizer_offload", "learner.optimizer_on_host", False),
-    made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False becomes 0.", _reshard),
-    same(
-        f"{ACTOR}.ulysses_sequence_parallel_size",
-        "learner.context_ranks",
-        1,
-        "The number of ranks that share the tokens of a pass. As in verl, `ppo_max_token_len_per_gpu` is per rank.",
+    made(
+        f"{FSDP}.optimizer_offload",
+        "`learner.optimizer_on_host`, `learner.reference_on_host`",
+        False,
+        "True if it is true for one of verl's engines.",
+        _on_host,
     ),
+    *(
+        used(f"{ACTOR}.{each}.optimizer_offload", "`learner.optimizer_on_host`", False, "As with FSDP.")
+        for each in ENGINES[1:]
+    ),
+    *(used(f"{REF}.{each}.param_offload", "`learner.reference_on_host`", False, "The same value.") for each in ENGINES),
+    made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False becomes 0.", _reshard),
     same(f"{FSDP}.full_determinism", "learner.deterministic", False),
     used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if this or `actor.use_torch_compile` is false."),
     made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves asyncrl's default.", _compile),
@@ -215,8 +270,7 @@ ROWS = (
         "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper calculate_entropy "
         "calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
         "router_replay.record_file router_replay.replay_file",
-        "Checkpoints are always complete, and the entropy is always reported. For tensor parallelism, set "
-        "`learner.tensor_ranks`. " + LEARNERS_OWN,
+        "Checkpoints are always complete, and the entropy is always reported. " + LEARNERS_OWN,
     ),
     made(
         f"{ACTOR}.freeze_vision_tower",
@@ -232,20 +286,30 @@ ROWS = (
         "`R3` becomes true.",
         _router_replay,
     ),
-    same(
-        f"{REF}.fsdp_config.param_offload",
-        "learner.reference_on_host",
-        False,
+    *(
+        used(f"{ACTOR}.{each}.router_replay.mode", "`learner.router_replay`", None, "As `actor.router_replay.mode`.")
+        for each in ("megatron", "veomni")
     ),
+    *(used(f"{ACTOR}.{each}.dtype", "`model.dtype`", None, "As with FSDP.") for each in ("megatron", "torchtitan")),
     none(
         REF,
         "fsdp_config.* strategy rollout_n use_torch_compile log_prob_micro_batch_size log_prob_use_dynamic_bsz "
         "log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu profiler.* ulysses_sequence_parallel_size "
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing pad_to_length "
-        "router_replay.* megatron.* veomni.* torchtitan.* model.*",
+        "router_replay.* megatron.* veomni.* torchtitan.* model.* optim.*",
         "The reference is the initial policy. It runs in micro-batches of `learner.micro_tokens` tokens.",
     ),
     path_row(CRITIC_PATH, "critic.path", "~/models/deepseek-llm-7b-chat", _names_critic),
+    made(
+        f"{CRITIC_MODEL}.lora_rank",
+        "`critic.lora`",
+        0,
+        "Only with `adv_estimator=gae`. 0 trains all weights of the critic.",
+        _critics_adapters,
+    ),
+    used(f"{CRITIC_MODEL}.lora_alpha", "`critic.lora.alpha`", 16, "The same value."),
+    used(f"{CRITIC_MODEL}.target_modules", "`critic.lora.targets`", "all-linear", "As for the policy."),
+    used(f"{CRITIC_MODEL}.lora_adapter_path", "`critic.lora.path`", None, "As for the policy."),
     made("critic.optim.lr", "`critic.lr`", 1e-5, "Only with `adv_estimator=gae`.", _critic),
     made(
         "critic.cliprange_value",
@@ -259,7 +323,8 @@ ROWS = (
         "enable ppo_mini_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz "
         "ppo_max_token_len_per_gpu forward_max_token_len_per_gpu forward_micro_batch_size ppo_epochs "
         "forward_micro_batch_size_per_gpu grad_clip shuffle data_loader_seed rollout_n strategy loss_agg_mode "
-        "loss_scale_factor model.* optim.* fsdp.* checkpoint.* profiler.* ulysses_sequence_parallel_size megatron.*",
+        "loss_scale_factor model.* optim.* fsdp.* checkpoint.* profiler.* ulysses_sequence_parallel_size nccl_timeout "
+        "megatron.* torchtitan.* veomni.*",
         "A run has a critic if its advantage needs one. All other settings are shared with the policy.",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.compat.rows import Row, Setting, at_home, dotted, found_from, made, none, same, used
+from asyncrl.compat.rows import Row, Setting, at_home, dotted, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 TRAIN = "data.train_files"
@@ -58,20 +58,23 @@ def _lengths(source: VerlConfig) -> Iterator[Setting | str]:
     yield "engine.max_length", tokens
 
 
-def _column(key: str, ours: str) -> Row:
-    def column(source: VerlConfig) -> Iterator[Setting | str]:
-        if source[key] not in (None, ours):
-            yield f"{key}={source[key]}: asyncrl reads the column {ours}; rename the column in the files"
+COLUMNS = {"prompt": "data.prompt_key", "data_source": "data.reward_fn_key", "images": "data.image_key"}
+"""The fields of a task, each with verl's key for its column."""
+SHIPPED_COLUMNS = {"prompt": "prompt", "data_source": "data_source", "images": "images"}
 
-    return made(key, "", ours, f"asyncrl always reads `{ours}`: rename a column with another name.", column)
+
+def _columns(source: VerlConfig) -> Iterator[Setting | str]:
+    if source["data.custom_cls.path"]:
+        return  # The class reads the files itself.
+    named = {field: source[key] for field, key in COLUMNS.items() if source[key] not in (None, SHIPPED_COLUMNS[field])}
+    if named:
+        yield "data.columns", named
 
 
 def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source["data.custom_cls.path"], source["data.custom_cls.name"]
     if path:
         yield "data.dataset", dotted(path, name or "CustomDataset")
-        if place := found_from(path):
-            yield f"data.custom_cls.path={path}: {place}"
 
 
 ROWS = (
@@ -102,8 +105,9 @@ ROWS = (
     ),
     same("data.truncation", "data.truncation", "error"),
     same("data.filter_overlong_prompts", "data.filter_overlong", False),
-    _column("data.prompt_key", "prompt"),
-    _column("data.reward_fn_key", "data_source"),
+    made("data.prompt_key", "`data.columns`", "prompt", "The column `prompt` of a task.", _columns),
+    used("data.reward_fn_key", "`data.columns`", "data_source", "The column `data_source` of a task."),
+    used("data.image_key", "`data.columns`", "images", "The column `images` of a task (docs/data.md#rows)."),
     same("data.shuffle", "data.shuffle", True),
     same("data.seed", "run.seed", None, "The same value; it seeds the whole run."),
     made(
@@ -137,8 +141,8 @@ ROWS = (
     ),
     none(
         "data",
-        "image_key video_key audio_key image_patch_size mm_processor_kwargs",
-        "Images are part of the messages (`data.images`). Videos and sounds are not supported (docs/models.md).",
+        "video_key audio_key image_patch_size mm_processor_kwargs",
+        "The model's own processor reads images. Videos and sounds are not supported (docs/models.md).",
     ),
     none("data.sampler", "class_path class_name", "Use `data.weights` or `data.band`."),
     none("data.datagen", "path name", "A run does not generate tasks."),

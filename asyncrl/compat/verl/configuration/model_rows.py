@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from asyncrl.compat.rows import Row, Setting, at_home, made, none, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 MODEL = "actor_rollout_ref.model"
-FREEZES_MIXTURE = f"{MODEL}.override_config.moe_freeze_all"
-"""A key that only a fork of verl has."""
+MIXTURE = "moe_freeze_all"
+FREEZES_MIXTURE = (f"{MODEL}.override_config.{MIXTURE}", f"{MODEL}.{MIXTURE}")
+"""The two places of a key that only a fork of verl has. The first place wins."""
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
 LORA = f"{MODEL}.lora"
 MEGATRON_LAYERS = {
@@ -18,8 +19,16 @@ MEGATRON_LAYERS = {
     "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"),
     "linear_fc2": ("down_proj",),
+    "linear_q": ("q_proj",),
+    "linear_k": ("k_proj",),
+    "linear_v": ("v_proj",),
+    "linear_fc1_up": ("up_proj",),
+    "linear_fc1_gate": ("gate_proj",),
 }
-"""The layers that Megatron fuses, each with its layers in Hugging Face's models."""
+"""The layers of Megatron, some of which it fuses, each with its layers in Hugging Face's models."""
+FUSED_LAYERS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+LORA_TYPES = (None, "lora", "canonical_lora")
+LAYER_NAME = re.compile(r"[\w.-]+")
 
 
 def path_row(key: str, here: str, default: str, wanted: Callable[[VerlConfig], bool] = lambda source: True) -> Row:
@@ -52,10 +61,24 @@ def _recompute(source: VerlConfig) -> Iterator[Setting | str]:
         yield "model.activations", 1.0
 
 
+def attention_of(source: VerlConfig) -> str | None:
+    """The attention that the configuration names for the policy; None if it names none."""
+    changes = source.below(f"{MODEL}.override_config")
+    return changes.get("attn_implementation") or changes.get("model_config.attn_implementation")
+
+
+def has_adapters(source: VerlConfig) -> bool:
+    """True if the policy gets adapters."""
+    return any(
+        source[f"{MODEL}.{name}"] for name in ("lora_rank", "lora_adapter_path", "lora.rank", "lora.adapter_path")
+    )
+
+
 def _attention(source: VerlConfig) -> Iterator[Setting | str]:
     changes = source.below(f"{MODEL}.override_config")
-    changes.pop(FREEZES_MIXTURE.rpartition(".")[2], None)
-    implementation = changes.pop("attn_implementation", None) or changes.pop("model_config.attn_implementation", None)
+    implementation = attention_of(source)
+    for name in (MIXTURE, "attn_implementation", "model_config.attn_implementation"):
+        changes.pop(name, None)
     if implementation in ATTENTION:
         yield "model.attention", ATTENTION[implementation]
     elif implementation:
@@ -67,21 +90,35 @@ def _attention(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _lora(source: VerlConfig) -> Iterator[Setting | str]:
     folder = source[f"{MODEL}.lora_adapter_path"] or source[f"{LORA}.adapter_path"]
-    if folder is not None:
-        yield "model.lora.path", folder
-    elif rank := source[f"{MODEL}.lora_rank"]:
-        yield from _adapters(rank, source[f"{MODEL}.lora_alpha"], source[f"{MODEL}.target_modules"])
+    if folder is not None or source[f"{MODEL}.lora_rank"]:
+        yield from adapters(source, MODEL, "model.lora", folder)
     elif rank := source[f"{LORA}.rank"]:
-        yield from _adapters(rank, source[f"{LORA}.alpha"], source[f"{LORA}.target_modules"])
+        yield "model.lora.rank", rank
+        yield "model.lora.alpha", source[f"{LORA}.alpha"]
+        yield from _targets(source, f"{LORA}.target_modules", "model.lora.targets")
     if source[f"{LORA}.dropout"]:
         yield f"{LORA}.dropout={source[f'{LORA}.dropout']}: adapters have no dropout here"
+    if source.values.get(f"{LORA}.type") not in LORA_TYPES:
+        yield f"{LORA}.type={source[f'{LORA}.type']}: adapters are plain LoRA here"
 
 
-def _adapters(rank: int, alpha: int, targets: Any) -> Iterator[Setting | str]:
-    given = [targets] if isinstance(targets, str) else list(targets)
-    yield "model.lora.rank", rank
-    yield "model.lora.alpha", alpha
-    yield "model.lora.targets", [name for each in given for name in MEGATRON_LAYERS.get(each, (each,))]
+def adapters(source: VerlConfig, section: str, here: str, folder: str | None) -> Iterator[Setting | str]:
+    """The settings `here` of the adapters of the model that `section` names: those in `folder`, or new ones."""
+    if folder is not None:
+        yield f"{here}.path", at_home(folder)
+        return
+    yield f"{here}.rank", source[f"{section}.lora_rank"]
+    yield f"{here}.alpha", source[f"{section}.lora_alpha"]
+    yield from _targets(source, f"{section}.target_modules", f"{here}.targets")
+
+
+def _targets(source: VerlConfig, key: str, here: str) -> Iterator[Setting | str]:
+    given = source[key]
+    names = [given] if isinstance(given, str) else list(given)
+    if unclear := [name for name in names if not LAYER_NAME.fullmatch(str(name))]:
+        yield f"{key}={unclear[0]}: patterns are not read, so all linear layers get adapters; name layers in {here}"
+        return
+    yield here, [name for each in names for name in MEGATRON_LAYERS.get(each, (each,))]
 
 
 ROWS = (
@@ -107,6 +144,12 @@ ROWS = (
         "`model.freeze=[verl_moe]`. All other fields become `model.override_config`.",
         _attention,
     ),
+    used(
+        f"{MODEL}.{MIXTURE}",
+        "`model.freeze`",
+        None,
+        "In a fork of verl: the same as in `override_config`, which wins if both have it.",
+    ),
     made(
         f"{MODEL}.lora_rank",
         "`model.lora`",
@@ -115,14 +158,19 @@ ROWS = (
         _lora,
     ),
     used(f"{MODEL}.lora_alpha", "`model.lora.alpha`", 16, "The same value."),
-    used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same value; one name becomes a list."),
+    used(
+        f"{MODEL}.target_modules",
+        "`model.lora.targets`",
+        "all-linear",
+        "The same value; one name becomes a list. A pattern becomes `all-linear`.",
+    ),
     used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "Rank, alpha and targets are read from the folder."),
     used(f"{LORA}.rank", "`model.lora.rank`", 0, "As `lora_rank`, for Megatron."),
     used(f"{LORA}.alpha", "`model.lora.alpha`", 32, "The same value."),
     used(
         f"{LORA}.target_modules",
         "`model.lora.targets`",
-        list(MEGATRON_LAYERS),
+        FUSED_LAYERS,
         "Megatron's fused layers become those of the Hugging Face model, such as `q_proj`.",
     ),
     used(f"{LORA}.adapter_path", "`model.lora.path`", None, "As `lora_adapter_path`."),

@@ -6,14 +6,16 @@ It also translates the keys of process-reward managers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
-from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, found_from, made, none, part, used
+from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, made, none, part, used
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
 from asyncrl.compat.verl.configuration.correction_rows import FILTER, OF_FUNCTION
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults
+from asyncrl.compat.verl.rate_limits import RequestLimits
 from asyncrl.config.option import options
 
 FUNCTION = "reward.custom_reward_function"
@@ -23,6 +25,10 @@ MANAGER_SOURCE, MODULE = "reward.reward_manager.source", "reward.reward_manager.
 KWARGS = "reward.reward_kwargs"
 BUFFER = f"{KWARGS}.overlong_buffer_cfg"
 PRIME_PROCESSES = 8
+OF_ROWS = ("gdpo", "rate_limited")
+"""Managers for single rows that have no counterpart among the rules."""
+LIMITS = (*(each.name for each in fields(RequestLimits)), "timeout")
+"""The keys of `reward` that `rate_limited` reads."""
 SHAPING = tuple(each.name for each in options(ShapingKeys))
 """Keys with the same name in the process-reward managers and in scoring.shaping."""
 DEFAULTS = defaults("qwen_prm")
@@ -34,21 +40,33 @@ def _manager(source: VerlConfig) -> Iterator[Setting | str]:
     name = source[MANAGER]
     if _own_class(source):
         yield "scoring.manager.name", dotted(source[MODULE], name)
-        if place := found_from(source[MODULE]):
-            yield f"{MODULE}={source[MODULE]}: {place}"
         if params := source.below(KWARGS):
             yield "scoring.manager.params", _nested(params)
-        yield f"{MANAGER}={name}: the class must take tokenizer and num_examine, and a call gets a DataProto"
+        yield (
+            f"{MANAGER}={name}: a class with run_single finds reward_kwargs in config.reward; if it reads more of "
+            "verl's configuration, put that into scoring.manager.params.config"
+        )
         return
     if name in KEYS:
         yield from _process(source, name)
     elif name == "prime":
         yield "scoring.rule_processes", PRIME_PROCESSES
-    elif name == "batch":
-        yield "scoring.manager.name", "batch"
+    elif name == "remote":
+        yield "scoring.rule_processes", source["reward.num_workers"]
+    elif name in ("batch", *OF_ROWS):
+        yield "scoring.manager.name", name
+        if params := _params(source, name):
+            yield "scoring.manager.params", params
     elif name not in ("naive", "dapo", None):
         yield f"{MANAGER}={name}: asyncrl lacks this manager; name a class by its dotted path in scoring.manager.name"
     yield from _overlong(source)
+
+
+def _params(source: VerlConfig, name: str) -> dict[str, Any]:
+    if name == "gdpo":
+        return {"config": {"trainer": {"experiment_name": source["trainer.experiment_name"]}}}
+    limits = {each: source[f"reward.{each}"] for each in LIMITS} if name == "rate_limited" else {}
+    return {each: value for each, value in limits.items() if value is not None}
 
 
 def _own_class(source: VerlConfig) -> bool:
@@ -140,7 +158,7 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _function(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source[f"{FUNCTION}.path"], source[f"{FUNCTION}.name"]
-    of_manager = _own_class(source) or source[MANAGER] == "batch"
+    of_manager = _own_class(source) or source[MANAGER] in ("batch", *OF_ROWS)
     if not path and of_manager:
         yield f"{FUNCTION}.path is null: name the manager's function in scoring.manager.compute_score, if it needs one"
         return
@@ -152,15 +170,13 @@ def _function(source: VerlConfig) -> Iterator[Setting | str]:
         )
         return
     rule = dotted(path, name)
-    yield "scoring.manager.compute_score" if of_manager else "scoring.rule", rule
-    if place := found_from(path):
-        yield f"{FUNCTION}.path={path}: {place}"
-    params = source.below(f"{FUNCTION}.reward_kwargs") | source.below("custom_reward_function.reward_kwargs")
-    if params:
-        yield (
-            f"{FUNCTION}.reward_kwargs={params}: only rules of a data source take parameters; set scoring.rules.SOURCE="
-            f"[{{name: {rule}, params: {{...}}}}]"
-        )
+    params = _nested(source.below(f"{FUNCTION}.reward_kwargs") | source.below("custom_reward_function.reward_kwargs"))
+    if of_manager:
+        yield "scoring.manager.compute_score", rule
+        if params:
+            yield "scoring.manager.compute_score_params", params
+    else:
+        yield "scoring.rule", [{"name": rule, "params": params}] if params else rule
 
 
 def _outcome_model(source: VerlConfig) -> Iterator[Setting | str]:
@@ -188,20 +204,24 @@ ROWS = (
         f"{FUNCTION}.path",
         "`scoring.rule`, `scoring.manager.compute_score`",
         None,
-        "The dotted path of the function. With `batch` or a manager of yours it becomes "
+        "The path of the function. With `batch`, `gdpo`, `rate_limited` or a manager of yours it becomes "
         "`scoring.manager.compute_score`. null gives the data source `openai/gsm8k` the rule `gsm8k`, and all others "
         "`exact_number`.",
         _function,
     ),
     used(f"{FUNCTION}.name", "`scoring.rule`", "compute_score", "The name of the function."),
-    Row((f"{FUNCTION}.reward_kwargs.*",), "", "Only rules of `scoring.rules` take parameters; the report shows how."),
+    Row(
+        (f"{FUNCTION}.reward_kwargs.*",),
+        "`scoring.rule`, `scoring.manager.compute_score_params`",
+        "The parameters `params` of the rule, or of the manager's function.",
+    ),
     made(
         MANAGER,
         "`scoring.*`, `actor.step_split`",
         "naive",
-        "`naive` and `dapo` set nothing; `prime` sets `scoring.rule_processes`. `qwen_prm` and `skywork_prm` set "
-        "`scoring.prm` and `scoring.shaping`, so that the process scores are the whole reward. `batch` and classes of "
-        "yours become `scoring.manager.name`, and score whole groups.",
+        "`naive` and `dapo` set nothing; `prime` and `remote` set `scoring.rule_processes`. `qwen_prm` and "
+        "`skywork_prm` set `scoring.prm` and `scoring.shaping`, so that the process scores are the whole reward. "
+        "`batch`, `gdpo`, `rate_limited` and classes of yours become `scoring.manager.name`, and score whole groups.",
         _manager,
     ),
     used(MANAGER_SOURCE, "`scoring.manager.name`", "register", "`importlib` means a class of yours."),
@@ -266,10 +286,10 @@ ROWS = (
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),
-    none(MODEL, "enable_resource_pool n_gpus_per_node nnodes rollout.*", "`cluster.*` places the scorers."),
+    none(MODEL, "rollout.*", "A scorer runs the reward model itself; `cluster.*` places the scorers."),
     none(
         "reward",
-        "num_workers reward_manager.module.* reward_loop_source reward_loop_module_path "
+        "reward_manager.module.* reward_loop_source reward_loop_module_path "
         "reward_loop_class_name launch_reward_fn_async",
         "`cluster.scorers` and `scoring.rule_processes` set the number of processes. `scoring.manager.name` takes the "
         "dotted path of a manager of yours.",
@@ -280,6 +300,12 @@ ROWS = (
         "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. For a server, set it to `http`, and set "
         "`actor.sandbox.url`.",
     ),
+    used("reward.num_workers", "`scoring.rule_processes`", 8, "Only with `remote`."),
+    *(
+        used(f"reward.{name}", f"`scoring.manager.params.{name}`", None, "Only with `rate_limited`. The same value.")
+        for name in LIMITS
+    ),
+    alias("reward_model.num_workers", "reward.num_workers"),
     *(alias(f"custom_reward_function.{name}", f"{FUNCTION}.{name}") for name in ("path", "name")),
     alias("reward_model.reward_manager", MANAGER),
     alias("reward_model.enable", f"{MODEL}.enable"),
@@ -294,11 +320,15 @@ ROWS = (
     ),
     *(alias(f"reward_model.reward_kwargs.{name}", f"{KWARGS}.{name}") for name in (*PRM_KEYS, *TOKENIZERS)),
     *(alias(f"reward_model.{name}", f"{KWARGS}.{name}") for name in (*PRM_KEYS, *TOKENIZERS)),
-    Row(("custom_reward_function.reward_kwargs.*",), "", "Only rules of `scoring.rules` take parameters."),
+    Row(
+        ("custom_reward_function.reward_kwargs.*",),
+        "`scoring.rule`, `scoring.manager.compute_score_params`",
+        "As `reward.custom_reward_function.reward_kwargs`.",
+    ),
     none(
         "reward_model",
-        "num_workers enable_resource_pool n_gpus_per_node nnodes reward_loop_source reward_loop_module_path "
-        "reward_loop_class_name launch_reward_fn_async micro_batch_size micro_batch_size_per_gpu max_length "
+        "reward_loop_source reward_loop_module_path reward_loop_class_name launch_reward_fn_async "
+        "micro_batch_size micro_batch_size_per_gpu max_length "
         "forward_max_token_len_per_gpu use_dynamic_bsz profiler.* rollout.* model.* sandbox_fusion.*",
         "`cluster.*` places the scorers, and `scoring.batch_tokens` limits their batches.",
     ),

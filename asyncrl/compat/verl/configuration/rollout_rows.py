@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.compat.rows import Setting, made, none, same, used
+from asyncrl.compat.rows import Row, Setting, made, none, same, used
+from asyncrl.compat.verl.configuration.actor_rows import router_replay_of
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.yaml_files import read_yaml
@@ -14,6 +15,24 @@ from asyncrl.config.group_files import FAILURES
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
+AGENT = f"{ROLLOUT}.agent"
+LOOP = f"{AGENT}.default_agent_loop"
+OWN_LOOPS = ("single_turn_agent", "tool_agent")
+"""The loops of verl that play as asyncrl does without an agent."""
+OF_LOOPS = (
+    "format",
+    "function_tool_path",
+    "interaction_config_path",
+    "max_parallel_calls",
+    "tool_config_path",
+    "tool_response_truncate_side",
+)
+"""Keys of `multi_turn` that only agent loops read."""
+WITHOUT_LOOPS = {
+    "max_parallel_calls": "all calls of a turn run at once.",
+    "tool_response_truncate_side": "the middle of a long result is cut out.",
+    "function_tool_path": "tools are classes (docs/tools.md).",
+}
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
 TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
@@ -21,6 +40,18 @@ TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
 ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
+OFF = {"enforce_eager": "--disable-cuda-graph", "enable_prefix_caching": "--disable-radix-cache"}
+"""Keys that turn a feature of SGLang off. One of them does so if it is true."""
+OPTIONS = {
+    "max_num_seqs": "--max-running-requests",
+    "max_model_len": "--context-length",
+    "expert_parallel_size": "--ep-size",
+    "scheduling_policy": "--schedule-policy",
+}
+SHIPPED = {"max_num_seqs": 256, "max_model_len": None, "expert_parallel_size": 1, "scheduling_policy": "fcfs"}
+"""verl's defaults, which leave the choice to SGLang here."""
+OF_VERL = ("custom_weight_loader",)
+"""Options that only verl's own servers know."""
 UNBOUNDED_TURNS = 64
 """The limit of turns if verl limits an episode only by its tokens."""
 
@@ -37,10 +68,7 @@ def _engine(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _routed_experts(source: VerlConfig) -> Iterator[Setting | str]:
-    if (
-        source[f"{ROLLOUT}.enable_rollout_routing_replay"]
-        or source["actor_rollout_ref.actor.router_replay.mode"] == "R3"
-    ):
+    if source[f"{ROLLOUT}.enable_rollout_routing_replay"] or router_replay_of(source) == "R3":
         yield "engine.return_routed_experts", True
 
 
@@ -58,6 +86,24 @@ def _memory(source: VerlConfig) -> Iterator[Setting | str]:
         f"{ROLLOUT}.gpu_memory_utilization={share}: in verl the learner uses the rest of the GPU; without "
         "cluster.colocated=true a server has the GPU to itself, so set engine.server.memory=null"
     )
+
+
+def _arguments(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[f"{ROLLOUT}.name"] == "hf":
+        return
+    words = [word for name, word in OFF.items() if source[f"{ROLLOUT}.{name}"] is (name == "enforce_eager")]
+    for name, flag in OPTIONS.items():
+        if source[f"{ROLLOUT}.{name}"] != SHIPPED[name]:
+            words += [flag, str(source[f"{ROLLOUT}.{name}"])]
+    for name, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
+        flag = f"--{name.replace('_', '-')}"
+        if "." in name or name in OF_VERL or value is False or isinstance(value, Mapping):
+            yield f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out; add an option of SGLang to engine.server.arguments"
+        elif value is not None:
+            given = [] if value is True else value if isinstance(value, list) else [value]
+            words += [flag, *map(str, given)]
+    if words:
+        yield "engine.server.arguments", words
 
 
 def _whole_distribution(source: VerlConfig) -> Iterator[Setting | str]:
@@ -88,6 +134,15 @@ def _validation(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _turns(source: VerlConfig) -> Iterator[Setting | str]:
+    if loops := _loops(source):
+        turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"]
+        yield from {"actor.agent": "verl", "actor.agent_options": loops}.items()
+        yield "actor.max_turns", turns or UNBOUNDED_TURNS
+        yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
+        return
+    for name, without in WITHOUT_LOOPS.items():
+        if source.says(f"{TURNS}.{name}"):
+            yield f"{TURNS}.{name}={source[f'{TURNS}.{name}']}: ignored: {without}"
     if not source[f"{TURNS}.enable"]:
         yield "actor.max_turns", 1
         yield "actor.tools", []
@@ -102,6 +157,19 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
         yield f"{TURNS}.format={source[f'{TURNS}.format']}: actor.tool_call_format is auto, the chat template's format"
     yield from _tools(source[f"{TURNS}.tool_config_path"])
     yield from _interactions(source)
+
+
+def _loops(source: VerlConfig) -> dict[str, Any]:
+    """The options of `actor.agent=verl`; none if asyncrl plays the episodes as verl's own loops do."""
+    default, path = source[LOOP], source[f"{AGENT}.agent_loop_config_path"]
+    if not path and default in OWN_LOOPS:
+        return {}
+    turns = {name: source[f"{TURNS}.{name}"] for name in OF_LOOPS if source.says(f"{TURNS}.{name}")}
+    return {
+        "default_agent_loop": default,
+        **({"agent_loop_config_path": path} if path else {}),
+        **({"config": {"actor_rollout_ref": {"rollout": {"multi_turn": turns}}}} if turns else {}),
+    }
 
 
 def _tools(path: str | None) -> Iterator[Setting | str]:
@@ -203,6 +271,25 @@ ROWS = (
         "`cluster.colocated=true`.",
         _memory,
     ),
+    made(
+        f"{ROLLOUT}.enforce_eager",
+        "`engine.server.arguments`",
+        False,
+        "True becomes `--disable-cuda-graph`.",
+        _arguments,
+    ),
+    used(
+        f"{ROLLOUT}.enable_prefix_caching", "`engine.server.arguments`", True, "False becomes `--disable-radix-cache`."
+    ),
+    *(
+        used(f"{ROLLOUT}.{name}", "`engine.server.arguments`", SHIPPED[name], f"`{flag}`, if it is not verl's default.")
+        for name, flag in OPTIONS.items()
+    ),
+    Row(
+        (f"{ROLLOUT}.engine_kwargs.sglang.*",),
+        "`engine.server.arguments`",
+        "`a_b: 1` becomes `--a-b 1`. False, sections and verl's own `custom_weight_loader` are left out.",
+    ),
     none(
         ROLLOUT,
         "prompt_length response_length",
@@ -238,8 +325,10 @@ ROWS = (
     ),
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
-    none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut out."),
-    none(TURNS, "max_parallel_calls", "All calls of a turn run at once."),
+    *(
+        used(f"{TURNS}.{name}", "`actor.agent_options`", None, f"Only agent loops of yours read it. Else: {without}")
+        for name, without in WITHOUT_LOOPS.items()
+    ),
     used(
         f"{TURNS}.interaction_config_path",
         "`actor.interactions`",
@@ -248,7 +337,7 @@ ROWS = (
     ),
     none(
         TURNS,
-        "function_tool_path use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
+        "use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
         "completion_callback tokenization_mode enable_tokenization_sanity_check",
         "Tools are classes (docs/tools.md). The tokens of a later turn are appended to the sampled tokens; "
         "`actor.history` changes that.",
@@ -266,17 +355,11 @@ ROWS = (
     used(f"{VALIDATION}.top_k", "", -1, "It is treated like `top_p`."),
     none(
         ROLLOUT,
-        "enforce_eager cudagraph_capture_sizes free_cache_engine data_parallel_size expert_parallel_size "
-        "pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill "
-        "enable_prefix_caching scheduling_policy load_format layered_summon disable_log_stats dtype quantization "
-        "quantization_config_file engine_kwargs.* skip_tokenizer_init mtp mtp.* qat qat.* disaggregation.* seed "
-        "full_determinism",
+        "cudagraph_capture_sizes free_cache_engine data_parallel_size pipeline_model_parallel_size "
+        "max_num_batched_tokens enable_chunked_prefill load_format layered_summon disable_log_stats dtype "
+        "quantization quantization_config_file engine_kwargs.* skip_tokenizer_init limit_images mtp mtp.* qat qat.* "
+        "disaggregation.* seed full_determinism",
         "`engine.server.arguments` takes SGLang's own options.",
-    ),
-    none(
-        ROLLOUT,
-        "n_gpus_per_node nnodes",
-        "asyncrl divides the GPUs between servers and learner; `cluster.pools` overrides the division.",
     ),
     none(
         ROLLOUT,
@@ -297,7 +380,20 @@ ROWS = (
         "It is also true if `actor.router_replay.mode` is `R3`.",
         _routed_experts,
     ),
-    none(ROLLOUT, "agent.*", "`actor.agent` names an agent of yours (docs/agents.md)."),
+    used(
+        LOOP,
+        "`actor.agent`, `actor.agent_options`",
+        "single_turn_agent",
+        "`actor.agent=verl`, if the loop is yours. The loops `single_turn_agent` and `tool_agent` become no agent: "
+        "asyncrl plays these episodes itself.",
+    ),
+    used(
+        f"{AGENT}.agent_loop_config_path",
+        "`actor.agent`, `actor.agent_options`",
+        None,
+        "`actor.agent=verl`, with the file as it is. The keys of `multi_turn` go with it.",
+    ),
+    none(ROLLOUT, "agent.*", "The loops run in the actors."),
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",

@@ -12,6 +12,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 KEY_WORD = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=|~[A-Za-z_]\w*(\.\w+)+$")
@@ -23,9 +24,10 @@ OPEN_VALUE = re.compile(r"(?:^|\s)\+{0,2}[A-Za-z_][\w.]*=[^\s\"']*(?:\"[^\"]*|'[
 """A key or a variable at the end of a command, whose value has an open quotation mark."""
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)(?:[-=]([^{}]*)|\?[^{}]*))?\}|\$([A-Za-z_]\w*)")
 SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
-CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\\]+)", re.MULTILINE)
-OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
-"""The configurations that verl ships for PPO."""
+WORKING_FOLDER = re.compile(r"\$\(\s*pwd\s*\)|`\s*pwd\s*`")
+"""The one command whose output is known: a script is read as if it were started in this folder."""
+OPTIONS = {"--config-name": "name", "-cn": "name", "--config-path": "folder", "-cp": "folder"}
+"""Hydra's options that name the file of a configuration."""
 MOST_LINES = 50
 """The maximum number of lines of one command."""
 LONGEST = 1 << 16
@@ -56,10 +58,27 @@ class ScriptWord(NamedTuple):
     is_known: bool
 
 
+@dataclass(frozen=True)
+class NamedConfig:
+    """The file of a configuration as Hydra's options name it: `name`, in the folder `folder`."""
+
+    name: str | None = None
+    folder: str | None = None
+
+
+NOT_NAMED = NamedConfig()
+
+
 def script_words(text: str, environment: Mapping[str, str]) -> list[ScriptWord]:
     """The words of a script that set keys. Parts that only the running script knows stay unexpanded."""
+    return script_configuration(text, environment)[0]
+
+
+def script_configuration(text: str, environment: Mapping[str, str]) -> tuple[list[ScriptWord], NamedConfig]:
+    """The words of a script that set keys (see `script_words`), and the file that its options name."""
     variables = {name: value.replace("$", DOLLAR) for name, value in environment.items()}
-    words, unread = list[ScriptWord](), list[ScriptWord]()
+    words, unread, named = list[ScriptWord](), list[ScriptWord](), NOT_NAMED
+    text = WORKING_FOLDER.sub("${PWD}", text)
     for command in _commands(text.replace("\r\n", "\n").replace("\\\n", " ").splitlines()):
         try:
             parts = shlex.split(_expanded(ARRAY.sub("", command, count=1), variables))
@@ -67,30 +86,29 @@ def script_words(text: str, environment: Mapping[str, str]) -> list[ScriptWord]:
             # A quotation over several lines. It sets no key in most scripts, so any other word with a key wins.
             unread += [ScriptWord(part.translate(SHOWN), False) for part in command.split() if OPEN_KEY.match(part)]
             continue
-        words += [
-            ScriptWord(word.translate(SHOWN), not UNKNOWN.search(word))
-            for word in _without_assignments(parts, variables)
-        ]
-    return [*unread, *words]
+        own = list(_without_assignments(parts, variables))
+        words += [ScriptWord(word.translate(SHOWN), not UNKNOWN.search(word)) for word in own if KEY_WORD.match(word)]
+        named = _with_options([word.translate(SHOWN) for word in own], named)
+    return [*unread, *words], named
 
 
-def named_config(text: str) -> str | None:
-    """The configuration file that a script names by `--config-name`; None if there is none, or if verl ships it."""
-    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    found = CONFIG_NAME.search("\n".join(lines))
-    return found[1] if found and found[1].removesuffix(".yaml") not in OF_VERL else None
+def _with_options(words: Sequence[str], named: NamedConfig) -> NamedConfig:
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        option, sign, value = word.partition("=")
+        if option in OPTIONS and (value := value if sign else following):
+            named = replace(named, **{OPTIONS[option]: value})
+    return named
 
 
 def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterator[str]:
-    """The words of a command that set keys. Assignments before the command are added to `variables`."""
+    """The words of a command. Assignments before the command are added to `variables`."""
     begins = True
     for part in parts:
         if begins and (assigned := ASSIGNMENT.fullmatch(part)):
             variables[assigned[1]] = assigned[2]
         elif not begins or (part not in BEFORE_ASSIGNMENT and not part.startswith("-")):
             begins = False
-            if KEY_WORD.match(part):
-                yield part
+            yield part
 
 
 def _commands(lines: Sequence[str]) -> Iterator[str]:

@@ -10,16 +10,16 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from asyncrl.compat.verl.configuration.config_files import find_config, is_of_verl, read_config
 from asyncrl.compat.verl.configuration.references import MISSING, References, UnknownValue
-from asyncrl.compat.verl.configuration.script import script_words
-from asyncrl.compat.yaml_files import MAX_VALUES, read_small, read_yaml
+from asyncrl.compat.verl.configuration.script import NOT_NAMED, NamedConfig, script_configuration
+from asyncrl.compat.verl.configuration.sections import Section, set_key, written_at
+from asyncrl.compat.yaml_files import MAX_VALUES, read_small
 from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.errors import ConfigError
 
 HOME = "~/"
 """The beginning of verl's default paths: files and models that verl's authors have in their home folders."""
-Section = dict[str, Any]
-"""Keys with plain values. References are unresolved. A value that only a running script knows is an UnknownValue."""
 
 
 class VerlConfig:
@@ -91,20 +91,51 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
 
     Later words win. Raises ConfigError: the file or a word cannot be read.
     """
-    given: Any = {}
+    return read_noting(file, words, environment)[0]
+
+
+def read_noting(
+    file: Path | None, words: Sequence[str], environment: Mapping[str, str], named: NamedConfig = NOT_NAMED
+) -> tuple[Section, list[str]]:
+    """The configuration as `read_verl` reads it, and a line for each file that it names and that is not found.
+
+    `named` has Hydra's options of the command line, which replace those of a script.
+    """
+    given, missing = Section(), list[str]()
     try:
         if file is not None and file.suffix == ".sh":
-            for word, is_known in script_words(read_small(file), environment):
+            script, of_script = script_configuration(read_small(file), environment)
+            given, missing = _read_named(of_script if named.name is None else named, [Path(), file.parent])
+            for word, is_known in script:
                 _apply(given, word, is_known)
+        elif file is not None and named.name is not None:
+            raise ConfigError(f"{file}, --config-name={named.name}: name one configuration file")
         elif file is not None:
-            given = read_yaml(file)
+            given, missing = read_config(file)
+        else:
+            given, missing = _read_named(named, [Path()])
     except FAILURES as error:
         raise ConfigError(f"{file}: it cannot be read: {reason(error)}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(f"{file}: it must hold KEY: VALUE lines, as verl's ppo_trainer.yaml does")
     for word in words:
         _apply(given, word)
-    return given
+    return given, missing
+
+
+def _read_named(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, list[str]]:
+    """The file that Hydra's options name. Its folder is relative to one of `bases`."""
+    if named.name is None:
+        return {}, []
+    folders = [base / Path(named.folder).expanduser() if named.folder else base for base in bases]
+    file = find_config(named.name, [*folders, *bases[1:]])
+    if file is not None:
+        return read_config(file)
+    if is_of_verl(named.name):
+        return {}, []
+    where = f" in {named.folder}" if named.folder else ""
+    return {}, [
+        f"Not read: --config-name={named.name}: there is no such file{where}. Its keys are missing below: start "
+        "from-verl with --config-path=FOLDER --config-name=NAME, or translate the YAML that verl prints with --cfg job"
+    ]
 
 
 def _apply(given: Section, word: str, is_known: bool = True) -> None:
@@ -122,32 +153,6 @@ def _apply(given: Section, word: str, is_known: bool = True) -> None:
     except FAILURES:
         value = text  # A path with special characters, for example.
     set_key(given, key, value)
-
-
-def written_at(given: Section, key: str) -> Any:
-    """The value of a key, with references unresolved; None if the key has no value."""
-    node: Any = given
-    for name in key.split("."):
-        if not isinstance(node, dict) or name not in node:
-            return None
-        node = node[name]
-    return None if node == MISSING else node
-
-
-def set_key(given: Section, key: str, value: Any) -> None:
-    """Set the value of a dotted key; missing sections are added. Raises ConfigError: a section is a list."""
-    *sections, name = key.split(".")
-    for each in sections:
-        if isinstance(given.get(each), list):
-            raise ConfigError(f"{key}: it cannot be set: {each} is a list")
-        if not isinstance(given.get(each), dict):
-            given[each] = {}
-        given = given[each]
-    if isinstance(value, Mapping) and isinstance(given.get(name), dict):
-        for inner, one in value.items():
-            set_key(given[name], str(inner), one)
-    else:
-        given[name] = value
 
 
 def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:

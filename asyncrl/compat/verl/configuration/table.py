@@ -12,6 +12,7 @@ from asyncrl.compat.verl.configuration import (
     data_rows,
     loss_rows,
     model_rows,
+    placement_rows,
     reward_rows,
     rollout_rows,
     trainer_rows,
@@ -27,6 +28,7 @@ TABLE: tuple[Row, ...] = (
     *correction_rows.ROWS,
     *reward_rows.ROWS,
     *trainer_rows.ROWS,
+    *placement_rows.ROWS,
 )
 
 BY_KEY: Mapping[str, Row] = {key: row for row in TABLE for key in row.there}

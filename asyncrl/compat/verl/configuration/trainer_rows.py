@@ -13,6 +13,8 @@ from asyncrl.compat.verl.configuration.source import VerlConfig
 EPOCHS = "trainer.total_epochs"
 NAME = "trainer.experiment_name"
 DIR = "trainer.default_local_dir"
+MOST_KEPT = 512
+"""The largest value of observe.keep_evaluated."""
 LOGGERS = ("console", "wandb", "tensorboard", "trackio")
 
 
@@ -29,19 +31,6 @@ def _name(source: VerlConfig) -> Iterator[Setting | str]:
     folder = Path(str(source[DIR])).expanduser()
     if source.says(DIR) and str(folder) != f"checkpoints/{source['trainer.project_name']}/{source[NAME]}":
         yield "run.dir", str(folder.parent if folder.name == str(source[NAME]) else folder)
-
-
-def _gpus(source: VerlConfig) -> Iterator[Setting | str]:
-    if source.says("trainer.n_gpus_per_node"):
-        yield "cluster.gpus", source["trainer.n_gpus_per_node"]
-
-
-def _hosts(source: VerlConfig) -> Iterator[Setting | str]:
-    if (hosts := source["trainer.nnodes"]) > 1:
-        yield (
-            f"trainer.nnodes={hosts}: the experiment file is for one host; for {hosts} hosts, set cluster.launcher to "
-            "hosts, ray or slurm (docs/cluster.md)"
-        )
 
 
 def _loggers(source: VerlConfig) -> Iterator[Setting | str]:
@@ -73,6 +62,23 @@ def _evaluations(source: VerlConfig) -> Iterator[Setting | str]:
         yield "trainer.val_before_train=true: without trainer.test_freq there is no evaluation; set learner.eval_every"
 
 
+def _generations(source: VerlConfig) -> Iterator[Setting | str]:
+    if count := source["trainer.log_val_generations"]:
+        yield "observe.keep_evaluated", min(count, MOST_KEPT)
+        yield "observe.upload", ["episodes"]
+
+
+def _kept(source: VerlConfig) -> Iterator[Setting | str]:
+    states = {"trainer.rollout_data_dir": "trained", "trainer.validation_data_dir": "evaluated"}
+    for key, state in states.items():
+        if source[key]:
+            yield "replay.retention", "all"
+            yield (
+                f"{key}: the store keeps all episodes; `asyncrl inspect export RUN --to DIR --state {state}` writes "
+                "them as Parquet, with prompt, answer and rewards"
+            )
+
+
 def _resume(source: VerlConfig) -> Iterator[Setting | str]:
     mode = source["trainer.resume_mode"]
     if mode == "disable":
@@ -99,14 +105,6 @@ ROWS = (
         _length,
     ),
     used(EPOCHS, "`learner.epochs`", 30, "Used if `total_training_steps` is null."),
-    made("trainer.n_gpus_per_node", "`cluster.gpus`", 8, "Copied if your configuration sets it.", _gpus),
-    made(
-        "trainer.nnodes",
-        "",
-        1,
-        "The experiment file is for one host. For several, set `cluster.launcher` (docs/cluster.md).",
-        _hosts,
-    ),
     same("trainer.project_name", "observe.project", "verl_examples"),
     made(
         NAME,
@@ -159,11 +157,22 @@ ROWS = (
         "`model.path`.",
     ),
     made("trainer.critic_warmup", "`critic.warmup_steps`", 0, "The same value.", _warmup),
-    none(
-        "trainer",
-        "rollout_data_dir validation_data_dir log_val_generations",
-        "`replay.retention` keeps episodes, which `asyncrl inspect` shows and exports.",
+    made(
+        "trainer.log_val_generations",
+        "`observe.keep_evaluated`, `observe.upload`",
+        0,
+        f"The same number, at most {MOST_KEPT}: services such as wandb get a table of these held-out episodes and of "
+        "the kept training episodes.",
+        _generations,
     ),
+    made(
+        "trainer.rollout_data_dir",
+        "`replay.retention`",
+        None,
+        "Given, it becomes `all`: the store keeps every episode, and `asyncrl inspect export` writes them as Parquet.",
+        _kept,
+    ),
+    used("trainer.validation_data_dir", "`replay.retention`", None, "As `rollout_data_dir`."),
     none("trainer", "val_only", "Use `asyncrl evaluate`."),
     none(
         "trainer",
@@ -182,8 +191,8 @@ ROWS = (
     Row(("transfer_queue.*", "skip.*"), "", "The replay has its own queue."),
     Row(("distillation.*",), "", "Use the loss `ref_kl` in `algorithm.stream`, which learns from a reference model."),
     Row(
-        ("hydra.*", "defaults", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout"),
+        ("hydra.*", "defaults", "model_engine", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout"),
         "",
-        "Only verl's own program needs these keys.",
+        "Only verl's own program needs these keys. The keys of all its engines are read.",
     ),
 )

@@ -9,7 +9,8 @@ from typing import Any
 from asyncrl.compat.report import Table, Translated
 from asyncrl.compat.verl.configuration.references import has_reference
 from asyncrl.compat.verl.configuration.reward_rows import KWARGS
-from asyncrl.compat.verl.configuration.source import Section, VerlConfig, set_key, written_at
+from asyncrl.compat.verl.configuration.sections import Section, set_key, written_at
+from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.table import TABLE, row_of
 
 CLASS = "_target_"

@@ -96,6 +96,11 @@ class Worker:
         self._dp_ranks[MEGATRON] = dp_rank
         self._collecting[MEGATRON] = tp_rank == cp_rank == 0 and pp_rank == pp_size - 1
 
+    @property
+    def collects(self) -> bool:
+        """True if this worker returns the result of its data-parallel rank."""
+        return self._collecting[MEGATRON]
+
     def get_megatron_rank_info(self) -> DistRankInfo:
         return self._rank_info
 

@@ -234,7 +234,7 @@ def test_a_batch_manager_and_a_class_of_the_users_judge_whole_groups() -> None:
     result = from_words(*words)
     assert result.settings["scoring.manager.name"] == "my_package.managers.Mine"
     assert result.settings["scoring.manager.params"] == {"top": 2.0, "bonus": {"size": 3}}
-    assert has(result.differs, "reward.reward_manager.name=Mine", "take tokenizer and num_examine")
+    assert has(result.differs, "reward.reward_manager.name=Mine", "put that into scoring.manager.params.config")
     for given in (["reward.reward_manager.name=batch", function], words):
         assert takes(translated(None, given, None)[1])
 
@@ -361,12 +361,37 @@ def test_experts_of_the_rollout_are_replayed_and_those_of_other_passes_are_named
     assert has(named.differs, "only replays the rollout's experts")
 
 
+def test_a_function_is_found_in_its_file_and_gets_its_parameters() -> None:
+    function = "reward.custom_reward_function"
+    at, bonus = f"{function}.path=/lib/my-rewards.py", f"+{function}.reward_kwargs.bonus.size=3"
+    rule = from_words(at, bonus).settings["scoring.rule"]
+    assert rule == [{"name": "/lib/my-rewards.py:compute_score", "params": {"bonus": {"size": 3}}}]
+    assert from_words(f"{function}.path=../mine.py").settings["scoring.rule"] == "../mine.py:compute_score"
+    settings = from_words(at, bonus, "reward.reward_manager.name=batch").settings
+    assert settings["scoring.manager.compute_score_params"] == {"bonus": {"size": 3}}
+
+
+def test_managers_for_single_rows_become_rules_or_managers() -> None:
+    at, manager = "reward.custom_reward_function.path=mine.py", "reward.reward_manager.name"
+    remote = from_words(at, f"{manager}=remote", "reward.num_workers=3").settings
+    assert (remote["scoring.rule"], remote["scoring.rule_processes"]) == ("mine.compute_score", 3)
+    limited = from_words(at, f"{manager}=rate_limited", "+reward.max_rpm=60", "+reward.timeout=9").settings
+    assert limited["scoring.manager.name"] == "rate_limited"
+    assert limited["scoring.manager.compute_score"] == "mine.compute_score"
+    assert limited["scoring.manager.params"] == {"max_rpm": 60, "timeout": 9}
+    named = from_words(at, f"{manager}=gdpo", "trainer.experiment_name=mine").settings
+    assert named["scoring.manager.params"] == {"config": {"trainer": {"experiment_name": "mine"}}}
+
+
 def test_what_verl_and_its_fork_freeze_is_frozen() -> None:
     tower, fork = "actor_rollout_ref.actor.freeze_vision_tower=True", "actor_rollout_ref.model.override_config"
     assert from_words(tower).settings["model.freeze"] == ["vision"]
     both = from_words(tower, f"+{fork}.moe_freeze_all=True", f"+{fork}.rope_theta=1e6")
     assert both.settings["model.freeze"] == ["vision", "verl_moe"]
     assert both.settings["model.override_config"] == {"rope_theta": 1e6}, "it is no field of a model's configuration"
+    other = "+actor_rollout_ref.model.moe_freeze_all=True"
+    assert from_words(other).settings["model.freeze"] == ["verl_moe"]
+    assert "model.freeze" not in from_words(other, f"+{fork}.moe_freeze_all=False").settings
     plain = from_words(f"+{fork}.moe_freeze_all=False", tower.replace("True", "False"))
     assert not {"model.freeze", "model.override_config"} & set(plain.settings)
 
@@ -392,10 +417,9 @@ def test_a_list_in_place_of_a_section_is_refused(tmp_path: Path) -> None:
 
 def test_keys_of_a_dataset_class_of_ones_own_are_its_parameters() -> None:
     result = from_words("data.custom_cls.path=/lib/mine.py", "data.custom_cls.name=Quiz", "+data.level=3")
-    assert result.settings["data.dataset"] == "mine.Quiz"
+    assert result.settings["data.dataset"] == "/lib/mine.py:Quiz"
     assert result.settings["data.dataset_params"] == {"level": 3}
     assert result.unknown == ()
-    assert has(result.differs, "data.custom_cls.path=/lib/mine.py", "start asyncrl in /lib")
     assert has(from_words("+data.level=3").unknown, "data.level=3")
 
 
@@ -618,19 +642,6 @@ def test_keys_that_the_users_manager_gets_are_not_called_unknown_or_left_out() -
     assert has(from_words("+reward.reward_kwargs.bonus=0.25").unknown, "reward.reward_kwargs.bonus=0.25")
 
 
-@pytest.mark.slow
-def test_a_script_that_starts_verl_with_a_file_of_its_own_is_told_that_the_file_is_not_read(tmp_path: Path) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text(
-        "python3 -m verl.trainer.main_ppo --config-path=conf \\\n  --config-name='multiturn' trainer.nnodes=1\n"
-    )
-    assert has(translated(script, [], None)[1], "--config-name=multiturn", "--cfg job")
-    script.write_text(
-        "# --config-name=old\npython3 -m verl.trainer.main_ppo --config-name ppo_trainer.yaml trainer.nnodes=1\n"
-    )
-    assert not has(translated(script, [], None)[1], "--config-name")
-
-
 def test_a_variable_that_nothing_sets_is_named_with_the_word_that_mends_it() -> None:
     result = from_words("trainer.n_gpus_per_node=${UNSET}")
     assert has(result.differs, "UNSET", "is left out: give trainer.n_gpus_per_node=VALUE")
@@ -638,9 +649,44 @@ def test_a_variable_that_nothing_sets_is_named_with_the_word_that_mends_it() -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif("ASYNCRL_VERL_PYTHON" not in os.environ, reason="needs verl")
-def test_verls_own_configuration_has_no_key_that_the_table_does_not_know(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["", "megatron_", "torchtitan_", "veomni_"])
+def test_verls_own_configuration_has_no_key_that_the_table_does_not_know(engine: str) -> None:
     program = "import verl.trainer.config as c, os; print(os.path.dirname(c.__file__))"
     python = os.environ["ASYNCRL_VERL_PYTHON"]
     folder = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.split()[-1]
-    result = translate(read_verl(Path(folder) / "_generated_ppo_trainer.yaml", [], {}))
+    result = translate(read_verl(Path(folder) / f"_generated_ppo_{engine}trainer.yaml", [], {}))
     assert result.unknown == ()
+
+
+def test_agent_loops_of_ones_own_play_the_episodes() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = [
+        f"{rollout}.agent.agent_loop_config_path=loops.yaml",
+        f"{rollout}.agent.default_agent_loop=mine",
+        f"{rollout}.multi_turn.enable=True",
+        f"{rollout}.multi_turn.max_assistant_turns=5",
+        f"{rollout}.multi_turn.max_parallel_calls=3",
+        f"{rollout}.multi_turn.interaction_config_path=users.yaml",
+    ]
+    made = from_words(*words)
+    assert made.settings["actor.agent"] == "verl"
+    assert made.settings["actor.max_turns"] == 5
+    assert made.settings["actor.agent_options"] == {
+        "default_agent_loop": "mine",
+        "agent_loop_config_path": "loops.yaml",
+        "config": {
+            "actor_rollout_ref": {
+                "rollout": {"multi_turn": {"interaction_config_path": "users.yaml", "max_parallel_calls": 3}}
+            }
+        },
+    }
+    assert "actor.interactions" not in made.settings
+    assert not has([*made.differs, *made.without], "max_parallel_calls")
+
+
+@pytest.mark.parametrize("loop", ["single_turn_agent", "tool_agent"])
+def test_the_loops_of_verl_itself_become_no_agent(loop: str) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    made = from_words(f"{rollout}.agent.default_agent_loop={loop}", f"{rollout}.multi_turn.max_parallel_calls=3")
+    assert "actor.agent" not in made.settings
+    assert has(made.differs, "max_parallel_calls=3", "all calls of a turn run at once")

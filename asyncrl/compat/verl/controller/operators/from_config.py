@@ -88,11 +88,12 @@ class CriticWorker(ValueWorker):
 class RewardModelWorker(RewardWorker):
     """The rules and models of `scoring` in `config`.
 
-    Each worker loads all of them, and scores a part of a batch. Call `init_model` before other methods.
+    Each worker scores a part of a batch. Of `workers_per_model` workers, only the one that collects loads the rules and
+    models, and scores; the others answer empty. Call `init_model` before other methods.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config.scoring, config.model, config.replay.max_attempts)
+    def __init__(self, config: TrainConfig, workers_per_model: int = 1) -> None:
+        super().__init__(config.scoring, config.model, config.replay.max_attempts, workers_per_model)
 
 
 class PromptFeed(TaskPrompts):

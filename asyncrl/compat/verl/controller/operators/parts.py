@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncrl.compat.verl.controller.dispatch import Arguments, Workers, to_all
+from asyncrl.compat.verl.controller.dispatch import MEGATRON, Arguments, Workers, to_all
 from asyncrl.compat.verl.controller.futures import DataProtoFuture, is_future, materialized
 from asyncrl.compat.verl.protocol import DataProto
 
@@ -36,6 +36,19 @@ def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mod
         batch = materialized(data)
         ends = bounds(batch, group.world_size)
         return [[batch[start:end] for start, end in pairwise(ends)]], {}
+
+    return {"dispatch_fn": dispatch, "collect_fn": partial(_collected, join)}
+
+
+def shared_among_collecting(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
+    """Like `shared_out`, but the rows are divided among the workers that collect. All other workers get no rows."""
+
+    def dispatch(group: Workers, data: Any) -> Arguments:
+        batch = materialized(data)
+        ranks = group.dp_ranks(MEGATRON)
+        ends = bounds(batch, max(ranks) + 1)
+        parts = zip(ranks, group.collecting(MEGATRON), strict=True)
+        return [[batch[ends[rank] : ends[rank + 1]] if collects else batch[:0] for rank, collects in parts]], {}
 
     return {"dispatch_fn": dispatch, "collect_fn": partial(_collected, join)}
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+import torch
+
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.generation import DROPPED
-from asyncrl.compat.verl.controller.operators.parts import by_trajectory, shared_out
+from asyncrl.compat.verl.controller.operators.parts import by_trajectory, shared_among_collecting
 from asyncrl.compat.verl.controller.operators.plans import trajectories_of
 from asyncrl.compat.verl.controller.operators.prompts import tasks_of
 from asyncrl.compat.verl.controller.worker import Worker
@@ -53,14 +55,30 @@ def joined_scores(parts: Sequence[ScoredPart]) -> DataProto:
     return DataProto(kept.batch, kept.non_tensor_batch, about)
 
 
+def joined_rm_scores(parts: Sequence[ScoredPart]) -> DataProto:
+    """The scores of all rows, in order, as `rm_scores` and `token_level_scores`. Raises ScoringError: a group cannot
+    be scored."""
+    failures = {uid: reason for part in parts for uid, reason in part.failures.items()}
+    for uid, reason in failures.items():
+        raise ScoringError(f"group {uid} cannot be scored: {reason}")
+    found = [part.data.batch["token_level_scores"] for part in parts if part.data is not None]
+    scores = torch.cat(found) if found else torch.zeros(0, 0)
+    joined: DataProto = DataProto.from_dict({"rm_scores": scores, "token_level_scores": scores.clone()})
+    return joined
+
+
 class RewardWorker(Worker):
     """All rules and models of `scoring`. Each worker scores a part of a batch. Call `init_model` before other methods.
 
-    `model` is the policy's section. A trajectory is tried up to `max_attempts` times.
+    `model` is the policy's section. A trajectory is tried up to `max_attempts` times. Of `workers_per_model` workers,
+    which are one data-parallel rank, only the one that collects has the rules and models. The others answer empty.
     """
 
-    def __init__(self, scoring: ScoringConfig, model: ModelConfig, max_attempts: int) -> None:
+    def __init__(
+        self, scoring: ScoringConfig, model: ModelConfig, max_attempts: int, workers_per_model: int = 1
+    ) -> None:
         super().__init__()
+        self.init_mesh(tp_size=workers_per_model)
         self._scoring = scoring
         self._model = model
         self._max_attempts = max_attempts
@@ -73,6 +91,8 @@ class RewardWorker(Worker):
         Raises ConfigError: a model or rule cannot be used, or a manager is configured. A manager needs whole groups,
         but a worker gets only a part of a batch.
         """
+        if not self.collects:
+            return
         scoring, model = self._scoring, self._model
         kinds = serves(scoring)
         if GROUP_KIND in configured(scoring):
@@ -87,14 +107,25 @@ class RewardWorker(Worker):
         steps = self._stack.enter_context(closing(StepRewards(scoring))) if "steps" in kinds else None
         self._scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, step_rewards=steps)
 
-    @register(dispatch_mode=shared_out(by_trajectory, joined_scores))
+    @register(dispatch_mode=shared_among_collecting(by_trajectory, joined_scores))
     def compute_reward(self, data: DataProto) -> ScoredPart:
         """The batch with `token_level_scores` and `token_level_rewards`, and the fields of its labels.
 
         Groups that cannot be scored are left out, logged and counted. Raises ScoringError: a service cannot be reached,
         or no group can be scored.
         """
-        if not len(data):
+        return self._scored(data)
+
+    @register(dispatch_mode=shared_among_collecting(by_trajectory, joined_rm_scores))
+    def compute_rm_score(self, data: DataProto) -> ScoredPart:
+        """A batch with `rm_scores` and `token_level_scores` alone, both float32[B, R], for `data.union`.
+
+        Raises ScoringError: a service cannot be reached, or a group cannot be scored.
+        """
+        return self._scored(data)
+
+    def _scored(self, data: DataProto) -> ScoredPart:
+        if not (self.collects and len(data)):
             return ScoredPart(None, {})
         require("trajectory_id" in data.non_tensor_batch, "the batch has no trajectory_id: call generate_sequences")
         trajectories = trajectories_of(data)

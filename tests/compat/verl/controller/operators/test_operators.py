@@ -22,10 +22,12 @@ from asyncrl.compat.verl.controller.operators import (
     RewardModelWorker,
     compute_advantage,
     open_algorithm,
+    reward,
 )
 from asyncrl.compat.verl.controller.operators.parts import by_trajectory, evenly
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, DataProtoError, ScoringError, WorkerError
+from asyncrl.modelling.tokenizer import open_tokenizer
 from tests.compat.verl.controller.operators.support import GROUP, GROUPS, config
 from tests.learner.support import VOCABULARY
 from tests.mixtures import save_mixture
@@ -105,6 +107,56 @@ def test_rewards_are_those_of_the_rule_on_the_last_token(open_workers: Open, tmp
         assert scored.batch["token_level_scores"][row].nonzero()[:, 0].tolist() == [length - 1]
         assert float(scored.batch["token_level_scores"][row, length - 1]) == expected
     assert scored.non_tensor_batch["uid"].tolist() == data.non_tensor_batch["uid"].tolist()
+
+
+def test_scores_alone_are_those_of_compute_reward_in_the_order_of_the_rows(open_workers: Open, tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    data = open_workers(ActorRolloutRefWorker, settings).generate_sequences(prompts(settings))
+    rewards = open_workers(RewardModelWorker, settings, 2)
+    alone, whole = rewards.compute_rm_score(data), rewards.compute_reward(data)
+    assert set(alone.batch.keys()) == {"rm_scores", "token_level_scores"}
+    for name in alone.batch.keys():  # noqa: SIM118
+        assert torch.equal(alone.batch[name], whole.batch["token_level_scores"])
+    assert len(data.union(alone)) == len(whole)
+
+
+def test_only_workers_that_collect_have_the_models_and_the_others_answer_empty(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = config(tmp_path)
+    with LocalWorkerGroup(ClassWithInitArgs(ActorRolloutRefWorker, settings), ResourcePool([1])) as policy:
+        policy.init_model()
+        data = policy.generate_sequences(prompts(settings))
+    opened, scored = [], []
+    monkeypatch.setattr(reward, "open_tokenizer", lambda model: opened.append(model) or open_tokenizer(model))
+    whole = reward.RewardWorker._scored
+
+    def recorded(worker: Any, part: DataProto) -> Any:
+        found = whole(worker, part)
+        scored.append((worker.rank, worker.collects, len(part), found.data is None))
+        return found
+
+    monkeypatch.setattr(reward.RewardWorker, "_scored", recorded)
+    workers = ClassWithInitArgs(RewardModelWorker, settings, workers_per_model=2)
+    with LocalWorkerGroup(workers, ResourcePool([4])) as group:
+        group.init_model()
+        found = group.compute_rm_score(data)
+    assert len(opened) == 2
+    half = len(data) // 2
+    assert sorted(scored) == [(0, True, half, False), (1, False, 0, True), (2, True, half, False), (3, False, 0, True)]
+    with LocalWorkerGroup(ClassWithInitArgs(RewardModelWorker, settings), ResourcePool([1])) as one:
+        one.init_model()
+        assert torch.equal(found.batch["rm_scores"], one.compute_rm_score(data).batch["rm_scores"])
+
+
+def test_scores_alone_are_refused_if_a_group_cannot_be_scored(open_workers: Open, tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    given = prompts(settings)
+    for row in range(GROUP):
+        given.non_tensor_batch["reward_model"][row] = {"ground_truth": "unjudgeable"}
+    data = open_workers(ActorRolloutRefWorker, settings).generate_sequences(given)
+    with pytest.raises(ScoringError, match=r"group t000000000 cannot be scored: .*nobody can say"):
+        open_workers(RewardModelWorker, settings).compute_rm_score(data)
 
 
 def test_a_manager_of_whole_groups_is_refused_since_workers_get_parts_of_a_batch(

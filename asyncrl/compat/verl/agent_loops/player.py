@@ -1,0 +1,263 @@
+"""Plays episodes with agent loops of verl: `actor.agent=verl`.
+
+The policy's turns are recorded while the loop runs. Its output is then compared with the record, token by token
+(`episode.claims`), so the trajectory has only tokens that were sampled as it says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from asyncrl.agents.chat_api.result import METRIC_NAME, AgentError, AgentResult, MetricMeans, checked
+from asyncrl.compat.verl.agent_loops.base import DictConfigWrap, ToolListWrap
+from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy, read_ids
+from asyncrl.compat.verl.agent_loops.settings import loop_config
+from asyncrl.compat.verl.names import provide_verl
+from asyncrl.compat.verl.to_batch import task_fields
+from asyncrl.compat.yaml_files import read_yaml
+from asyncrl.config.group_files import FAILURES
+from asyncrl.config.imports import imported
+from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
+from asyncrl.episode.claims import ClaimedSequence, follow
+from asyncrl.episode.episode import Episode
+from asyncrl.episode.limits import LimitError
+from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.plain import copied
+from asyncrl.text import reason_of
+from asyncrl.tools.contained import contained
+from asyncrl.types import Task
+
+SETTING = "actor.agent_options"
+AGENT_NAME = "agent_name"
+"""The column of a row, or field of its `extra_info`, that names the loop that plays it."""
+_OF_VERL = ("sampling_params", AGENT_NAME)
+_VERSIONS = ("global_steps", "min_global_steps", "max_global_steps")
+
+
+def open_loops(
+    actor: ActorConfig,
+    data: DataConfig,
+    model: ModelConfig,
+    default_agent_loop: str = "single_turn_agent",
+    agent_loop_config_path: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> VerlAgentLoops:
+    """The player of a run. `actor.agent_options` are its further arguments:
+
+    - `default_agent_loop`: the registered name of a loop, or the dotted path of its class
+    - `agent_loop_config_path`: a YAML file with a list of loops, each with `name`, `_target_` and further arguments
+    - `config`: keys of verl's configuration for the loops, such as those of `actor_rollout_ref.rollout.multi_turn`
+
+    Raises ConfigError: the default loop does not exist, the file or `config` is malformed, or the tokenizer cannot be
+    loaded.
+    """
+    provide_verl()
+    given = read_loops(agent_loop_config_path) if agent_loop_config_path else {}
+    loops_config = loop_config(actor, data, model, config or {})
+    # The loops get a tokenizer of their own, which they may change. Loops that render by it expect a list of ids, as
+    # releases of transformers before 5 returned.
+    tokenizer, model_type = open_tokenizer(model), str(open_config(model).model_type)
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, return_dict=False)
+    return VerlAgentLoops(default_agent_loop, given, loops_config, tokenizer, model_type)
+
+
+class VerlAgentLoops:
+    """Plays each episode with the agent loop that its row names as `agent_name`, else with the loop `default`: a
+    registered name, or the dotted path of a class.
+
+    `given` has further loops by name: their arguments, with the dotted path of the class as `_target_`. The loops read
+    `config`, and get `tokenizer` and the `model_type` of the model's configuration.
+
+    Raises ConfigError: the default loop or a tool does not exist.
+    """
+
+    def __init__(
+        self, default: str, given: Mapping[str, Mapping[str, Any]], config: DictConfig, tokenizer: Any, model_type: str
+    ) -> None:
+        provide_verl()
+        # verl's own loops are registered when this package is imported.
+        imported("verl.experimental.agent_loop.AgentLoopBase", "actor.agent=verl")
+        self._registry: Mapping[str, Any] = imported(
+            "verl.experimental.agent_loop.agent_loop._agent_loop_registry", "actor.agent=verl"
+        )
+        self._default = default
+        self._given = given
+        self._config = config
+        self._tokenizer = tokenizer
+        self._model_type = model_type
+        self._tools = _load_tools(config.actor_rollout_ref.rollout.multi_turn)
+        self._metrics = MetricMeans()
+        self._class_of(self._entry(default))
+
+    def counters(self) -> Mapping[str, float]:
+        """The means of the loops' metrics since the last call."""
+        return {f"agent/{name}": value for name, value in self._metrics.take().items()}
+
+    async def __call__(self, episode: Episode) -> Mapping[str, float]:
+        """Let a loop play one episode. Returns the episode's rewards.
+
+        Raises AgentError: the loop failed, or its output does not agree with what was sampled. If the engine failed on
+        a request, raises the engine's error, even if the loop ignored it. If the loop fails because the episode has no
+        room for another turn, the trajectory is truncated.
+        """
+        policy, task = EpisodePolicy(episode), episode.ticket.task.copy()
+        name = str(task.extra_info.get(AGENT_NAME) or self._default)
+        try:
+            with episode.timed("agent"):
+                output = await contained(lambda: self._play(name, policy, episode, task))
+            if policy.fault is None:
+                result = self._conclude(episode, output)
+        except LimitError:
+            if policy.fault is None and episode.recorder.completions:
+                return {}
+            raise
+        except RefusedError as error:
+            raise policy.fault or AgentError(f"the agent loop {name}: {error}") from error
+        except AgentError as error:
+            raise policy.fault or error from error.__cause__
+        except Exception as error:
+            raise policy.fault or AgentError(f"the agent loop {name} failed: {reason_of(error)}") from error
+        if policy.fault is not None:
+            raise policy.fault
+        self._metrics.add(result.metrics)
+        return result.rewards
+
+    async def _play(self, name: str, policy: EpisodePolicy, episode: Episode, task: Task) -> Any:
+        loop = self._make(name, policy)
+        params = {
+            **{"temperature": episode.ticket.temperature, "top_p": 1.0, "top_k": -1},
+            **{"repetition_penalty": 1.0, "logprobs": True},
+        }
+        return await loop.run(params, **_row(task, episode.ticket.group_id))
+
+    def _make(self, name: str, policy: EpisodePolicy) -> Any:
+        """Make the loop of one episode. It gets those of verl's arguments that its class takes."""
+        # A row may only name a registered loop, since a dotted path would import any module.
+        known = name == self._default or name in self._given or name in self._registry
+        if not known:
+            names = ", ".join(sorted({*self._given, *self._registry}))
+            raise AgentError(f"the row's {AGENT_NAME} {name!r:.100} is not registered; there are: {names}")
+        entry = self._entry(name)
+        cls = self._class_of(entry)
+        given = {
+            **{"trainer_config": DictConfigWrap(self._config), "server_manager": policy},
+            **{"tokenizer": self._tokenizer, "processor": None, "dataset_cls": None, "hf_model_type": self._model_type},
+            **{"data_config": DictConfigWrap(self._config.data), "dataset_config": self._config.data},
+            **{"tools": ToolListWrap(self._tools)},
+            **{key: value for key, value in entry.items() if key != "_target_"},
+        }
+        parameters = inspect.signature(cls).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        return cls(**{key: value for key, value in given.items() if takes_all or key in parameters})
+
+    def _entry(self, name: str) -> Mapping[str, Any]:
+        """The arguments of a loop, with its dotted path as `_target_`."""
+        found = self._given.get(name) or self._registry.get(name) or {"_target_": name}
+        return copied(dict(found))
+
+    def _class_of(self, entry: Mapping[str, Any]) -> Any:
+        path = str(entry["_target_"])
+        form = (
+            f"a registered name ({', '.join(sorted({*self._given, *self._registry}))}), or the dotted path of a class"
+        )
+        return imported(path, f"{SETTING}.default_agent_loop={path}", form)
+
+    def _conclude(self, episode: Episode, output: Any) -> AgentResult:
+        """Compare a loop's output with the record, and return what else it says. Raises RefusedError: they do not
+        agree; AgentError: the output is malformed."""
+        follow(episode.recorder, _claim(output))
+        rewards, turns = {}, [float(score) for score in output.extra_fields.get("turn_scores") or ()]
+        tools = [float(each) for each in output.extra_fields.get("tool_rewards") or () if each is not None]
+        if output.reward_score is not None:
+            rewards["reward_score"] = output.reward_score
+        elif tools:
+            rewards["tool_rewards"] = sum(tools)
+        numbers = {
+            name: float(value)
+            for name, value in {**output.extra_fields, "num_turns": output.num_turns}.items()
+            if isinstance(value, Real) and name not in _VERSIONS and METRIC_NAME.fullmatch(name)
+        }
+        each_turn = len(turns) == len(episode.recorder.completions)
+        if turns and not each_turn and output.reward_score is None:
+            rewards["turn_scores"] = sum(turns)
+        result = checked(AgentResult(rewards, numbers, turns if each_turn else ()))
+        if result.turns:
+            episode.recorder.score_all(result.turns)
+        tool_s = float(getattr(output.metrics, "tool_calls", 0.0))
+        if math.isfinite(tool_s) and tool_s > 0:
+            episode.seconds["tools"] += tool_s
+        spent = episode.seconds["generate"] + episode.seconds.get("tools", 0.0)
+        episode.seconds["agent"] = max(0.0, episode.seconds["agent"] - spent)
+        return result
+
+
+def _row(task: Task, group_id: str) -> dict[str, Any]:
+    """The fields of a row, as verl's data set gives them to a loop."""
+    extra = dict(task.extra_info)
+    fields = {
+        **{name: value for name, value in extra.items() if name not in _OF_VERL and name.isidentifier()},
+        **task_fields(task),
+        **{"index": extra.get("index", 0), "uid": group_id},
+        "interaction_kwargs": extra.get("interaction_kwargs") or {},
+    }
+    return fields
+
+
+def _claim(output: Any) -> ClaimedSequence:
+    """The tokens of a loop's output, and which of them it takes for sampled. Raises RefusedError: it is malformed."""
+    needed = ("prompt_ids", "response_ids", "response_mask", "extra_fields", "metrics")
+    if missing := [name for name in needed if not hasattr(output, name)]:
+        raise RefusedError(f"it returned {output!r:.100}, which has no {', '.join(missing)}; return an AgentLoopOutput")
+    prompt, response = read_ids(output.prompt_ids, "prompt_ids"), read_ids(output.response_ids, "response_ids")
+    mask = np.asarray(output.response_mask)
+    if mask.shape != response.shape or not np.isin(mask, (0, 1)).all():
+        raise RefusedError(f"response_mask must be 0 or 1 for each of {len(response)} response_ids")
+    logprobs = None
+    if output.response_logprobs is not None:
+        given = np.asarray(output.response_logprobs, np.float32)
+        if given.shape != response.shape:
+            raise RefusedError(f"response_logprobs has {given.size} numbers for {len(response)} response_ids")
+        logprobs = np.concatenate([np.zeros(len(prompt), np.float32), given])
+    sampled = np.concatenate([np.zeros(len(prompt), np.bool_), mask.astype(np.bool_)])
+    return ClaimedSequence(np.concatenate([prompt, response]), sampled, logprobs)
+
+
+def read_loops(path: str) -> dict[str, Mapping[str, Any]]:
+    """The loops of a YAML file, by name. Raises ConfigError: the file cannot be read, or has another form."""
+    setting = f"{SETTING}.agent_loop_config_path={path}"
+    try:
+        entries = read_yaml(Path(path).expanduser())
+    except FAILURES as error:
+        raise ConfigError(f"{setting} cannot be read: {reason_of(error)}") from error
+    found: dict[str, Mapping[str, Any]] = {}
+    for entry in entries if isinstance(entries, list) and entries else [None]:
+        if not isinstance(entry, dict) or not {"name", "_target_"} <= entry.keys():
+            raise ConfigError(f"{setting}: it must be a list of loops, each with `name` and `_target_`")
+        found[str(entry["name"])] = entry
+    return found
+
+
+def _load_tools(multi_turn: DictConfig) -> list[Any]:
+    """The tools of verl that the loops may call. Raises ConfigError: they cannot be loaded."""
+    paths = {key: multi_turn.get(key) for key in ("tool_config_path", "function_tool_path")}
+    if not any(paths.values()):
+        return []
+    setting = f"{SETTING}.config: {', '.join(f'{key}={path}' for key, path in paths.items() if path)}"
+    load = imported("verl.tools.tool_registry.load_all_tools", setting)
+    try:
+        tools: list[Any] = load(**paths)
+    # The files name the user's own classes and functions, which may raise any exception.
+    except Exception as error:
+        raise ConfigError(f"{setting}: the tools cannot be made: {reason_of(error)}") from error
+    return tools

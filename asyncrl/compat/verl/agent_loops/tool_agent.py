@@ -1,0 +1,296 @@
+"""The loop `tool_agent`: the policy takes turns with the tools of verl, or with a simulated user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from uuid import uuid4
+
+from asyncrl.compat.verl.agent_loops.base import AgentLoopBase, ToolListWrap, register
+from asyncrl.compat.verl.agent_loops.helpers import simple_timer
+from asyncrl.compat.verl.agent_loops.outputs import AgentLoopOutput
+from asyncrl.compat.verl.agent_loops.parsers import FunctionCall, ToolParser
+from asyncrl.compat.verl.interactions import interactions_of
+from asyncrl.errors import RefusedError
+
+
+@dataclass
+class ToolText:
+    """A text that the policy reads in place of a tool's result. It has the fields of verl's ToolResponse."""
+
+    text: str | None = None
+    image: Any = None
+    video: Any = None
+
+
+class AgentState(Enum):
+    """The next act of the loop."""
+
+    PENDING = "pending"
+    GENERATING = "generating"
+    PROCESSING_TOOLS = "processing_tools"
+    INTERACTING = "interacting"
+    TERMINATED = "terminated"
+
+
+class AgentData:
+    """The episode so far. A tool gets it as `agent_data`, and may keep data of its own in `extra_fields`."""
+
+    def __init__(
+        self,
+        messages: list[dict[str, Any]],
+        metrics: dict[str, Any],
+        request_id: str,
+        tools_kwargs: Mapping[str, Any],
+        interaction: Any = None,
+        interaction_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.messages = messages
+        self.metrics = metrics
+        self.request_id = request_id
+        self.tools_kwargs = tools_kwargs
+        self.interaction = interaction
+        self.interaction_kwargs = dict(interaction_kwargs or {})
+        self.prompt_ids: list[int] = []
+        self.response_ids: list[int] = []
+        self.response_mask: list[int] = []
+        self.response_logprobs: list[float] = []
+        self.turn_scores: list[float] = []
+        self.tool_rewards: list[float] = []
+        self.user_turns = 0
+        self.assistant_turns = 0
+        self.tool_calls: list[FunctionCall] = []
+        self.image_data = self.video_data = self.audio_data = None
+        self.extra_fields: dict[str, Any] = {}
+
+
+@register("tool_agent")
+class ToolAgentLoop(AgentLoopBase):
+    """Lets the policy and its tools take turns. A turn without calls ends the episode, or the simulated user answers.
+
+    Each state has a method that returns the next state, so a subclass can replace one of them. `tools` are objects with
+    the methods of verl's tools. Keys of `multi_turn` in the configuration limit turns, calls and results.
+    """
+
+    def __init__(self, *args: Any, tools: ToolListWrap | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        turns = self.rollout_config.multi_turn
+        self.max_user_turns = turns.max_user_turns
+        self.max_assistant_turns = turns.max_assistant_turns
+        self.max_parallel_calls = turns.max_parallel_calls
+        self.max_tool_response_length = turns.max_tool_response_length
+        self.tool_response_truncate_side = turns.tool_response_truncate_side
+        self.tools = {tool.name: tool for tool in (tools.tools if tools else ())}
+        self.tool_schemas = [_schema(tool) for tool in self.tools.values()]
+        self.tool_parser = ToolParser.get_tool_parser(turns.format, self.tokenizer)
+        self.interactions = interactions_of(turns.get("interaction_config_path"))
+        self.prompt_length = self.rollout_config.prompt_length
+        self.response_length = self.rollout_config.response_length
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        of_user = (kwargs.get("extra_info") or {}).get("interaction_kwargs") or {}
+        agent_data = AgentData(
+            list(kwargs["raw_prompt"]), {}, uuid4().hex, kwargs.get("tools_kwargs") or {}, self._user(of_user), of_user
+        )
+        if agent_data.interaction is not None:
+            await agent_data.interaction.start_interaction(agent_data.request_id, **agent_data.interaction_kwargs)
+        state = AgentState.PENDING
+        while state is not AgentState.TERMINATED:
+            match state:
+                case AgentState.PENDING:
+                    state = await self._handle_pending_state(agent_data, sampling_params)
+                case AgentState.GENERATING:
+                    state = await self._handle_generating_state(agent_data, sampling_params)
+                case AgentState.PROCESSING_TOOLS:
+                    state = await self._handle_processing_tools_state(agent_data)
+                case AgentState.INTERACTING:
+                    state = await self._handle_interacting_state(agent_data)
+        responses, length = len(agent_data.response_mask), self.response_length
+        start = len(agent_data.prompt_ids) - responses
+        return AgentLoopOutput(
+            prompt_ids=agent_data.prompt_ids[:start],
+            response_ids=agent_data.prompt_ids[start:][:length],
+            response_mask=agent_data.response_mask[:length],
+            response_logprobs=agent_data.response_logprobs[:length],
+            num_turns=agent_data.user_turns + agent_data.assistant_turns + 1,
+            metrics=agent_data.metrics,  # type: ignore[arg-type]
+            extra_fields={
+                **agent_data.extra_fields,
+                "turn_scores": agent_data.turn_scores,
+                "tool_rewards": agent_data.tool_rewards,
+            },
+        )
+
+    async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
+        """Render the prompt."""
+        agent_data.prompt_ids = await self.ct_build_initial_tokens(agent_data.messages, tools=self.tool_schemas)
+        return AgentState.GENERATING
+
+    async def _handle_generating_state(
+        self, agent_data: AgentData, sampling_params: dict[str, Any], ignore_termination: bool = False
+    ) -> AgentState:
+        """Let the policy take a turn, and read its calls. With `ignore_termination` the episode may then be longer than
+        `response_length`."""
+        with simple_timer("generate_sequences", agent_data.metrics):
+            sampled = await self.server_manager.generate(
+                agent_data.request_id, prompt_ids=agent_data.prompt_ids, sampling_params=sampling_params
+            )
+        agent_data.assistant_turns += 1
+        agent_data.response_ids = sampled.token_ids
+        agent_data.extra_fields |= sampled.extra_fields
+        merged, agent_data.response_mask, logprobs = await self.ct_merge_assistant_token(
+            agent_data.prompt_ids,
+            sampled.token_ids,
+            agent_data.response_mask,
+            agent_data.response_logprobs,
+            sampled.log_probs,
+        )
+        agent_data.prompt_ids, agent_data.response_logprobs = merged.token_ids, logprobs or []
+        over = not ignore_termination and len(agent_data.response_mask) >= self.response_length
+        if over or _reached(agent_data.assistant_turns, self.max_assistant_turns):
+            return AgentState.TERMINATED
+        if _reached(agent_data.user_turns, self.max_user_turns):
+            return AgentState.TERMINATED
+        text, agent_data.tool_calls = await self.tool_parser.extract_tool_calls(agent_data.response_ids)
+        agent_data.messages.append(_assistant(text, agent_data.tool_calls[: self.max_parallel_calls]))
+        if agent_data.tool_calls:
+            return AgentState.PROCESSING_TOOLS
+        return AgentState.TERMINATED if agent_data.interaction is None else AgentState.INTERACTING
+
+    async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
+        """Call the tools, all calls of the turn at once, and add their results to the tokens."""
+        calls = agent_data.tool_calls[: self.max_parallel_calls]
+        with simple_timer("tool_calls", agent_data.metrics):
+            results = await asyncio.gather(
+                *(self._call_tool(call, agent_data.tools_kwargs, agent_data) for call in calls)
+            )
+        agent_data.tool_rewards += [reward for _, reward, _ in results if reward is not None]
+        messages = [
+            {"role": "tool", "name": call.name, "content": self._shortened(response), **_id_of(call)}
+            for call, (response, _, _) in zip(calls, results, strict=True)
+        ]
+        return await self._add(agent_data, messages)
+
+    async def _handle_interacting_state(self, agent_data: AgentData) -> AgentState:
+        """Let the simulated user answer the policy's turn."""
+        ends, said, score, _ = await agent_data.interaction.generate_response(
+            agent_data.request_id, agent_data.messages, **agent_data.interaction_kwargs
+        )
+        if score is not None:
+            agent_data.turn_scores.append(score)
+        if ends:
+            agent_data.user_turns += 1
+            return AgentState.TERMINATED
+        return await self._add(agent_data, [{"role": "user", "content": said}])
+
+    async def _add(self, agent_data: AgentData, messages: list[dict[str, Any]]) -> AgentState:
+        """Add messages to the tokens, unless the response has no room for them and another turn."""
+        before = list(agent_data.messages)
+        agent_data.messages += messages
+        merged, mask, logprobs = await self.ct_merge_context_msg(
+            *(
+                before,
+                agent_data.messages,
+                agent_data.prompt_ids,
+                agent_data.response_mask,
+                agent_data.response_logprobs,
+            ),
+            tools=self.tool_schemas,
+        )
+        if len(mask) >= self.response_length:
+            return AgentState.TERMINATED
+        agent_data.prompt_ids, agent_data.response_mask, agent_data.response_logprobs = (
+            merged.token_ids,
+            mask,
+            logprobs or [],
+        )
+        agent_data.user_turns += 1
+        return AgentState.GENERATING
+
+    async def _call_tool(
+        self, tool_call: FunctionCall, tools_kwargs: Mapping[str, Any], agent_data: AgentData
+    ) -> tuple[Any, float | None, dict[str, Any]]:
+        """The response of a tool, its reward and further data.
+
+        If the policy names no tool, it reads the reason. If a tool raises an exception, the episode fails.
+        """
+        tool = self.tools.get(tool_call.name)
+        if tool is None:
+            known = ", ".join(self.tools)
+            return ToolText(f"Error: there is no tool {tool_call.name!r:.80}; there are: {known}"), None, {}
+        arguments = json.loads(tool_call.arguments)
+        if not hasattr(tool, "create"):
+            return _as_result(await tool.call(arguments))
+        kwargs = tools_kwargs.get(tool_call.name) or {}
+        id, _ = await tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
+        try:
+            response, reward, further = await tool.execute(id, arguments, agent_data=agent_data)
+        finally:
+            await tool.release(id)
+        return response, reward, further
+
+    def _shortened(self, response: Any) -> str:
+        if getattr(response, "image", None) or getattr(response, "video", None):
+            raise RefusedError("a tool returned an image or a video: agent loops of verl show only text here")
+        text, most = response.text or "", int(self.max_tool_response_length)
+        if len(text) <= most:
+            return text
+        match self.tool_response_truncate_side:
+            case "left":
+                return f"(truncated)...{text[-most:]}"
+            case "right":
+                return f"{text[:most]}...(truncated)"
+        half = most // 2
+        return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+
+    def _user(self, kwargs: Mapping[str, Any]) -> Any:
+        """The simulated user of a row, if the loops have users. Raises RefusedError: the row names no known user."""
+        if not self.interactions:
+            return None
+        name = kwargs.get("name")
+        if name not in self.interactions:
+            known = ", ".join(self.interactions)
+            raise RefusedError(f"extra_info.interaction_kwargs.name is {name!r:.50}; there are: {known}")
+        return self.interactions[name]
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    """The schema of a tool as a mapping."""
+    schema = tool.tool_schema
+    if isinstance(schema, Mapping):
+        return dict(schema)
+    dumped: dict[str, Any] = schema.model_dump(exclude_unset=True, exclude_none=True)
+    return dumped
+
+
+def _assistant(text: str, calls: list[FunctionCall]) -> dict[str, Any]:
+    """A turn of the policy as a message."""
+    made = [
+        {"type": "function", "function": {"name": each.name, "arguments": json.loads(each.arguments)}, **_call_id(each)}
+        for each in calls
+    ]
+    return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
+
+
+def _call_id(call: FunctionCall) -> dict[str, str]:
+    return {} if call.tool_call_id is None else {"id": call.tool_call_id}
+
+
+def _id_of(call: FunctionCall) -> dict[str, str]:
+    return {} if call.tool_call_id is None else {"tool_call_id": call.tool_call_id}
+
+
+def _as_result(returned: Any) -> tuple[Any, float | None, dict[str, Any]]:
+    """The result of a function tool: a response alone, or with a reward and further data."""
+    response, reward, further = (*returned, None, None)[:3] if isinstance(returned, tuple) else (returned, None, None)
+    if not hasattr(response, "text"):
+        response = ToolText(json.dumps(response, ensure_ascii=False) if isinstance(response, dict) else str(response))
+    return response, reward, further or {}
+
+
+def _reached(count: int, limit: int | None) -> bool:
+    return limit is not None and count >= limit

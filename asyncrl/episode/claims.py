@@ -1,0 +1,85 @@
+"""Compares an agent's own account of its episode with the record, and makes the record follow it.
+
+An agent that works with tokens may return its final sequence, and say which of its tokens the policy sampled. The
+record knows which tokens were sampled, and after which tokens. So a claim is accepted or refused token by token:
+
+- A token that is claimed as sampled was sampled after exactly the tokens before it. If not, the claim is refused.
+- A token that was sampled but is not claimed becomes context, which is not trained.
+- If the sequence ends before a recorded branch that it follows, the rest of this branch is cut.
+- A completion that is not in the sequence keeps the branch in which it was sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.episode.branches import Prefix
+from asyncrl.episode.recorder import Recorder
+from asyncrl.errors import RefusedError
+from asyncrl.types import common_prefix
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimedSequence:
+    """An agent's final sequence: `tokens` int32[T], and `sampled` bool[T], true on tokens that the policy is said to
+    have sampled. `logprobs` float32[T] are what the agent takes for the log-probs of these tokens; None: not given."""
+
+    tokens: NDArray[np.int32]
+    sampled: NDArray[np.bool_]
+    logprobs: NDArray[np.float32] | None = None
+
+
+def follow(recorder: Recorder, claim: ClaimedSequence) -> None:
+    """Make the record of an episode follow `claim`. The trajectory is truncated if sampled tokens are cut.
+
+    Raises RefusedError: the claim is false, or claims no token as sampled. Its message has the position of the first
+    false token.
+    """
+    if not claim.sampled.any():
+        raise RefusedError("it says that the policy sampled no token, so nothing could be trained")
+    known = np.zeros(len(claim.tokens), np.bool_)
+    exact, recorded = known.copy(), np.zeros(len(claim.tokens), np.float32)
+    reached = 0
+    for each in recorder.completions:
+        common = common_prefix(claim.tokens, each.tokens)
+        reached = max(reached, common)
+        span = slice(each.turn.start, max(common, each.turn.start))
+        known[span], recorded[span] = True, each.branch.columns(span.stop)[1][span]
+        if claim.logprobs is not None:
+            # Two branches may have sampled the same tokens, with different log-probs.
+            exact[span] |= claim.logprobs[span] == recorded[span]
+    if len(false := np.flatnonzero(claim.sampled & ~known)):
+        at = false[0]
+        where = "it lies in tokens that the policy was given"
+        if at >= reached:
+            where = f"at position {reached} the sequence departs from all that the policy was given and sampled"
+        raise RefusedError(f"token {claim.tokens[at]} at position {at} was not sampled by the policy there: {where}")
+    if claim.logprobs is not None and len(differing := np.flatnonzero(claim.sampled & ~exact)):
+        at = differing[0]
+        raise RefusedError(
+            f"the log-prob of the token at position {at} is given as {claim.logprobs[at]:g}, but it was sampled with "
+            f"{recorded[at]:g}"
+        )
+    recorder.completions = [kept for each in recorder.completions for kept in _following(recorder, each, claim)]
+
+
+def _following(recorder: Recorder, completion: Prefix, claim: ClaimedSequence) -> list[Prefix]:
+    """The completion as the claim leaves it: the same, a shorter one, or none."""
+    branch, turn = completion.branch, completion.turn
+    common, length = common_prefix(claim.tokens, completion.tokens), len(claim.tokens)
+    if common < min(turn.end, length):
+        return [completion]
+    if length < turn.end:
+        recorder.truncated = True
+        branch.cut(length)
+        if length <= turn.start:
+            return []
+        turn = branch.turns[-1]
+    own = claim.sampled[turn.start : turn.end]
+    if own.all():
+        return [completion._replace(turn=turn)]
+    kept = branch.keep(turn, own)
+    return [completion._replace(turn=kept[-1])] if kept else []
