@@ -27,6 +27,7 @@ from asyncrl.errors import DataError
 T = TypeVar("T")
 
 SUFFIXES = (".parquet", *JSON_SUFFIXES)
+OTHER_TABLES = (".csv", ".tsv", ".xlsx", ".txt")
 HUB = "hf://datasets/"
 NAMED = ("hub:", "reasoning-gym:")
 """The prefixes of sources that are not files."""
@@ -151,6 +152,11 @@ def schema_of(path: Path) -> pa.Schema:
     if path.is_dir():
         return table_of_datasets(path).schema
     try:
+        if path.is_file() and path.suffix in OTHER_TABLES:
+            raise DataError(
+                f"{path}: files that end in {path.suffix} are not read, only {', '.join(SUFFIXES)}; convert it, for "
+                "example with pandas"
+            )
         return pq.read_schema(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error

@@ -204,3 +204,9 @@ def test_prompts_of_json_may_be_texts_and_messages_in_one_file(tmp_path: Path) -
     tasks = TaskFile(as_lines(tmp_path, [{"prompt": each, "answer": "2"} for each in ("1+1?", MESSAGES)]))
     assert [[dict(each) for each in task.messages] for task in tasks] == [MESSAGES, MESSAGES]
     assert [TEXT_PROMPT in task.extra_info for task in tasks] == [True, False]
+
+
+def test_a_table_in_another_format_is_refused_with_the_formats_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,answer\n1+1?,2\n")
+    with pytest.raises(DataError, match=r"end in \.csv are not read, only \.parquet, \.jsonl, \.json; convert"):
+        TaskFile(tmp_path / "a.csv")
