@@ -22,6 +22,7 @@ from asyncrl.compat.verl.controller import (
     RayResourcePool,
     RayWorkerGroup,
     Worker,
+    create_colocated_worker_cls,
     register,
 )
 from asyncrl.errors import DispatchError, WorkerError
@@ -54,6 +55,10 @@ class Fragile(Worker):
     def variables(self) -> dict[str, str]:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MINE")
         return {name: os.environ[name] for name in names}
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def same(self, data: DataProto) -> DataProto:
+        return data
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def stored_bytes(self, data: DataProto) -> DataProto:
@@ -124,6 +129,30 @@ def test_a_call_of_rank_zero_gets_the_batch_as_it_is_now(group: Any) -> None:
 def test_a_wrong_call_is_refused_before_any_worker_gets_it(group: Any) -> None:
     with pytest.raises(DispatchError, match="only a DataProto"):
         group.dp_compute_proto([1, 2])
+
+
+def test_workers_of_two_roles_share_processes(pool: RayResourcePool) -> None:
+    roles = {
+        role: RayClassWithInitArgs(ray.remote(kind)) for role, kind in {"actor": Reporter, "fragile": Fragile}.items()
+    }
+    with RayWorkerGroup(pool, create_colocated_worker_cls(roles)) as whole:
+        groups: Any = whole.spawn(roles)
+        both: Any = whole
+        assert groups["fragile"].process() == both.fragile_process()
+        assert len({os.getpid(), *groups["fragile"].process()}) == 3
+        data = rows(1, 2, 3, auto_padding=True)
+        assert numbers(groups["actor"].dp_compute_proto(data)) == [2, 4, 6]
+        assert numbers(groups["actor"].dp_compute_proto(groups["actor"].later(rows(1, 2)))) == [4, 8]
+        with pytest.raises(WorkerError, match="ValueError: 13 is unlucky"):
+            groups["actor"].fail_on(rows(1, 13))
+
+
+def test_nested_tensors_reach_workers(pool: RayResourcePool) -> None:
+    with RayWorkerGroup(pool, RayClassWithInitArgs(Fragile)) as fragile:
+        found: Any = fragile
+        given = [torch.arange(length) for length in (1, 3, 2, 0)]
+        data = DataProto.from_dict({"x": torch.nested.as_nested_tensor(given, layout=torch.jagged)})
+        assert [each.tolist() for each in found.same(data).batch["x"].unbind()] == [each.tolist() for each in given]
 
 
 def test_workers_are_processes_that_know_their_place(pool: RayResourcePool) -> None:

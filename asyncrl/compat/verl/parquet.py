@@ -204,6 +204,7 @@ def _numbers(name: str, tensor: Tensor) -> NDArray[Any]:
 
     Raises DataProtoError: Parquet lacks the tensor's type.
     """
+    require(not tensor.is_nested, f"{name!r} is a nested tensor, which Parquet cannot keep; use save_to_disk")
     halves = (torch.bfloat16, torch.float16)
     plain = tensor.detach().cpu()
     try:

@@ -16,10 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.compat.verl.auto_padding import AUTO_PADDING
 from asyncrl.compat.verl.fields import Array, description, memory, require, shared_size
 from asyncrl.compat.verl.merging import equal, united
-from asyncrl.compat.verl.rows import AUTO_PADDING, BatchRows
+from asyncrl.compat.verl.nested import same
+from asyncrl.compat.verl.rows import BatchRows
 from asyncrl.compat.verl.storage import read_batch, write_batch
+from asyncrl.compat.verl.tensordicts import from_tensordict, to_tensordict
 from asyncrl.compat.verl.tensors import TensorBatch
 
 logger = logging.getLogger(__name__)
@@ -79,6 +82,27 @@ class DataProto(BatchRows):
         if auto_padding:
             about[AUTO_PADDING] = True
         return cls(batch, arrays, about)
+
+    @classmethod
+    def from_tensordict(
+        cls, tensor_dict: Any = None, meta_info: dict[str, Any] | None = None, num_batch_dims: int = 1
+    ) -> Self:
+        """The batch of a TensorDict: stacks of values become arrays of objects, and other values go to `meta_info`.
+
+        Raises DataProtoError: lengths differ. Raises ConfigError: tensordict is not installed.
+        """
+        require(num_batch_dims > 0, f"num_batch_dims is {num_batch_dims}; it must be positive")
+        tensors, arrays, about = from_tensordict(tensor_dict)
+        require(num_batch_dims == 1 or not (arrays or about), "num_batch_dims must be 1 if values are not tensors")
+        batch = TensorBatch(tensors, shared_size(tensors, num_batch_dims)) if tensors else None
+        return cls(batch, arrays, {**(meta_info or {}), **about})
+
+    def to_tensordict(self) -> Any:
+        """The batch as a TensorDict, which also has the arrays and `meta_info`.
+
+        Raises DataProtoError: two parts have a field of the same name. Raises ConfigError: tensordict is not installed.
+        """
+        return to_tensordict(self.batch, self.non_tensor_batch, self.meta_info, len(self))
 
     @classmethod
     def load_from_disk(cls, filepath: str | Path) -> Self:
@@ -174,7 +198,7 @@ class DataProto(BatchRows):
         empty = TensorBatch(batch_size=len(self))
         ours, theirs = (empty if each.batch is None else each.batch for each in (self, other))
         for name, tensor in theirs.items():
-            require(name not in ours or torch.equal(ours[name], tensor), f"batch[{name!r}] differs in the two batches")
+            require(name not in ours or same(ours[name], tensor), f"batch[{name!r}] differs in the two batches")
         arrays = united(self.non_tensor_batch, other.non_tensor_batch, "non_tensor_batch", equal)
         DataProto(theirs if self.batch is None and other.batch is not None else self.batch, arrays)
         about = united(self.meta_info, other.meta_info, "meta_info", lambda left, right: bool(left == right))

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from asyncrl.compat.verl.auto_padding import AUTO_PADDING, DataProtoConfig
 from asyncrl.compat.verl.fields import Array, check_rows, require
 from asyncrl.compat.verl.merging import merged_meta_info, transposed
+from asyncrl.compat.verl.nested import chosen
 from asyncrl.compat.verl.tensors import TensorBatch
 
 Rows = TypeVar("Rows", bound="BatchRows")
-
-AUTO_PADDING = "_verl_auto_padding"
-"""The key of `meta_info` that lets `chunk` return chunks of different sizes."""
 
 
 @dataclass
@@ -90,7 +89,7 @@ class BatchRows:
         if self.batch is not None:
             index = torch.from_numpy(rows)
             batch = TensorBatch(
-                {name: tensor[index.to(tensor.device)] for name, tensor in self.batch.items()},
+                {name: chosen(tensor, index.to(tensor.device)) for name, tensor in self.batch.items()},
                 int(rows.sum()) if rows.dtype == np.bool_ else len(rows),
                 self.batch.device,
             )
@@ -131,7 +130,7 @@ class BatchRows:
 
     def is_padding_enabled(self) -> bool:
         """True if `chunk` may return chunks of different sizes."""
-        return bool(self.meta_info.get(AUTO_PADDING, False))
+        return bool(self.meta_info.get(AUTO_PADDING, False)) or DataProtoConfig.auto_padding
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
         """Append the last row `padding_size` times, in place; with `padding_candidate="first"`, the first row."""

@@ -1,8 +1,8 @@
 """Stores a batch as one safetensors file, which cannot contain code, unlike a pickle.
 
-Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`. Null, booleans,
-numbers, texts and bytes are stored as such. Any other value, such as a list or an integer that msgpack lacks, is a list
-whose first element is a mark for the type (`_Mark`).
+Tensors are under `batch/NAME`; a nested tensor has its values there, and its offsets under `offsets/NAME`. Arrays and
+`meta_info` are one msgpack text under `about`. Null, booleans, numbers, texts and bytes are stored as such. Any other
+value, such as a list or an integer that msgpack lacks, is a list whose first element is a mark for the type (`_Mark`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from asyncrl.compat.verl.fields import check_rows
+from asyncrl.compat.verl.nested import nested_of
+from asyncrl.compat.verl.nested import parts as nested_parts
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.errors import DataError, DataProtoError
 from asyncrl.machine.files import partial_name, save_tensors, sync
@@ -30,6 +32,7 @@ Array = np.ndarray[Any, Any]
 FORMAT = 1
 ABOUT = "about"
 _TENSOR_PREFIX = "batch/"
+_OFFSETS_PREFIX = "offsets/"
 _PLAIN_KINDS = "biufcSUMm"
 """The kinds of arrays whose elements have a fixed size in bytes: numbers, texts and times."""
 _SMALL = range(-(2**63), 2**64)
@@ -49,16 +52,22 @@ class _Mark(StrEnum):
 
 def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
     """Write the parts of a batch. Raises DataProtoError: a value cannot be saved. Raises OSError: the write fails."""
-    parts = {
+    parts: dict[str, Any] = {
         "format": FORMAT,
+        "ragged": {},
         "rows": None if batch is None else len(batch),
         "names": list({} if batch is None else batch.keys()),
         "non_tensor_batch": _packed(dict(arrays), "non_tensor_batch"),
         "meta_info": _packed(dict(about), "meta_info"),
     }
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in ({} if batch is None else batch).items():
+        if tensor.is_nested:
+            tensor, offsets, parts["ragged"][name] = nested_parts(tensor)
+            tensors[_OFFSETS_PREFIX + name] = _alone(offsets)
+        # safetensors refuses tensors that share memory, such as an expanded batch, so each tensor is copied.
+        tensors[_TENSOR_PREFIX + name] = _alone(tensor)
     text = torch.frombuffer(bytearray(msgspec.msgpack.encode(parts)), dtype=torch.uint8)
-    # safetensors refuses tensors that share memory, such as an expanded batch, so each tensor is copied.
-    tensors = {_TENSOR_PREFIX + name: _alone(tensor) for name, tensor in ({} if batch is None else batch).items()}
     partial = partial_name(path)
     save_tensors({**tensors, ABOUT: text}, partial)
     sync(partial)
@@ -75,6 +84,8 @@ def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[s
         if parts["format"] != FORMAT:
             raise ValueError(f"its format is {parts['format']}, this asyncrl reads {FORMAT}")
         named = {name: tensors[_TENSOR_PREFIX + name] for name in parts["names"]}
+        for name, dimension in parts.get("ragged", {}).items():
+            named[name] = _nested(named[name], tensors[_OFFSETS_PREFIX + name], dimension)
         batch = None if parts["rows"] is None else TensorBatch(named, _count(parts["rows"]))
         arrays, about = (_map_of(parts[name]) for name in ("non_tensor_batch", "meta_info"))
         check_rows(batch, arrays)
@@ -96,6 +107,16 @@ def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[s
         ) from error
 
 
+def packed_fields(fields: Mapping[str, Any]) -> bytes:
+    """The fields as bytes. Raises DataProtoError: a value cannot be saved."""
+    return msgspec.msgpack.encode({name: _packed(value, name) for name, value in fields.items()})
+
+
+def unpacked_fields(content: bytes) -> dict[str, Any]:
+    """The fields from the bytes of `packed_fields`."""
+    return {name: _unpacked(value) for name, value in msgspec.msgpack.decode(content).items()}
+
+
 def _alone(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
@@ -113,7 +134,7 @@ def _packed(value: Any, where: str) -> Any:
         case Mapping():
             pairs = [[_packed(key, where), _packed(each, f"{where}[{key!r}]")] for key, each in value.items()]
             return [_Mark.MAP, *pairs]
-        case Tensor():
+        case Tensor() if not value.is_nested:
             alone = _alone(value)
             return [_Mark.TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape), _bytes_of(alone)]
         case np.ndarray() if value.dtype == object:
@@ -144,6 +165,22 @@ def _count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"it has {value!r:.100} rows")
     return value
+
+
+def _nested(values: Tensor, offsets: Tensor, dimension: int) -> Tensor:
+    # torch checks none of this, and would read beyond the values.
+    ends = [int(each) for each in offsets]
+    if (
+        not 1 <= dimension <= values.ndim
+        or ends != sorted(ends)
+        or [*ends[:1], *ends[-1:]]
+        != [
+            0,
+            values.shape[dimension - 1],
+        ]
+    ):
+        raise ValueError(f"{list(values.shape)} values do not divide into rows at {ends[:10]}")
+    return nested_of(values, offsets, dimension)
 
 
 def _map_of(value: Any) -> dict[Any, Any]:

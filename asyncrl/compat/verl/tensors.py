@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.compat.verl.nested import check_layout, chosen, joined
 from asyncrl.errors import DataProtoError
 
 
@@ -29,7 +30,9 @@ class TensorBatch:
     `device` is None until the batch is moved to a device; from then on, new tensors are moved to that device. As with a
     TensorDict, the length is B, and iteration gives rows.
 
-    Raises DataProtoError: a tensor has another batch size or is nested, or a value is not a tensor.
+    A tensor may be nested, with rows of different lengths (layout `torch.jagged`).
+
+    Raises DataProtoError: a tensor has another batch size, or is nested but not jagged, or a value is not a tensor.
     """
 
     def __init__(
@@ -61,8 +64,7 @@ class TensorBatch:
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype != object else value
         if not isinstance(tensor, Tensor):
             raise DataProtoError(f"{name!r} is a {type(value).__name__}; only tensors go into a batch")
-        if tensor.is_nested:
-            raise DataProtoError(f"{name!r} is a nested tensor; pad it to one length first")
+        check_layout(name, tensor)
         dimensions = len(self.batch_size)
         if tensor.shape[:dimensions] != self.batch_size:
             raise DataProtoError(
@@ -86,7 +88,7 @@ class TensorBatch:
                 raise IndexError(f"row {key} of a batch of {len(self)}")
             return self._map(lambda tensor: tensor[int(key)], ())
         rows = torch.empty(self.batch_size)[key].shape[:1]
-        return self._map(lambda tensor: tensor[key], rows)
+        return self._map(lambda tensor: chosen(tensor, key), rows)
 
     def __delitem__(self, name: str) -> None:
         self.pop(name)
@@ -176,7 +178,7 @@ class TensorBatch:
                     f"batches to be joined have different tensors: {', '.join(first.keys())} and "
                     f"{', '.join(other.keys())}"
                 )
-        tensors = {name: torch.cat([each[name] for each in batches]) for name in first.keys()}  # noqa: SIM118
+        tensors = {name: joined([each[name] for each in batches], name) for name in first.keys()}  # noqa: SIM118
         return cls(tensors, sum(len(each) for each in batches), first.device)
 
     @classmethod

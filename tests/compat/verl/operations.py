@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import pickle
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +24,11 @@ Program = Mapping[str, Any]
 
 
 class Library:
-    """The names under test."""
+    """The names under test: those of a module like verl's `protocol`, and the function of positions."""
 
-    def __init__(self, proto: Any, pad: Any, unpad: Any, positions: Any) -> None:
-        self.proto, self.pad, self.unpad, self.positions = proto, pad, unpad, positions
+    def __init__(self, protocol: Any, positions: Any) -> None:
+        self.protocol, self.proto, self.positions = protocol, protocol.DataProto, positions
+        self.pad, self.unpad = protocol.pad_dataproto_to_divisor, protocol.unpad_dataproto
 
 
 def make(proto: Any, given: Mapping[str, Any]) -> Any:
@@ -34,6 +36,9 @@ def make(proto: Any, given: Mapping[str, Any]) -> Any:
     rows = given["rows"]
     tensors, arrays = {}, {}
     for name, (kind, shape, first) in given["tensors"].items():
+        if kind == "nested":
+            tensors[name] = _nested(rows, shape, first)
+            continue
         count = rows * int(np.prod(shape))
         values = torch.arange(first, first + count).reshape(rows, *shape)
         tensors[name] = (values % 2 == 0) if kind == "bool" else values.to(getattr(torch, kind))
@@ -50,16 +55,29 @@ def make(proto: Any, given: Mapping[str, Any]) -> Any:
     return proto.from_dict(tensors, arrays, json.loads(json.dumps(given["meta_info"])))
 
 
+def _nested(rows: int, shape: Sequence[int], first: int) -> torch.Tensor:
+    """Rows of 0 to 2 elements of this shape."""
+    lengths = [(first + row) % 3 for row in range(rows)]
+    values = torch.arange(sum(lengths) * int(np.prod(shape))).reshape(-1, *shape)
+    return torch.nested.as_nested_tensor([each.clone() for each in values.split(lengths)], layout=torch.jagged)
+
+
 def described(data: Any) -> Any:
     """What a batch, or a row of one, has."""
     tensors = {} if data.batch is None else {name: data.batch[name] for name in data.batch.keys()}  # noqa: SIM118
     return {
         "rows": len(data) if hasattr(data, "check_consistency") else None,
         "batch_size": None if data.batch is None else list(data.batch.batch_size),
-        "batch": {name: [str(each.dtype), list(each.shape), each.tolist()] for name, each in tensors.items()},
+        "batch": {name: _tensor(each) for name, each in tensors.items()},
         "arrays": {name: _array(each) for name, each in data.non_tensor_batch.items()},
         "meta_info": copy.deepcopy(data.meta_info),
     }
+
+
+def _tensor(tensor: torch.Tensor) -> Any:
+    if tensor.is_nested:
+        return [str(tensor.dtype), "nested", [_tensor(row) for row in tensor.unbind()]]
+    return [str(tensor.dtype), list(tensor.shape), tensor.tolist()]
 
 
 def _array(value: Any) -> Any:
@@ -107,6 +125,30 @@ def _changed_set(library: Library, data: Any, name: str) -> Any:
     return part
 
 
+def _fold(library: Library, data: Any, count: int, dimensions: int) -> Any:
+    def folded() -> Any:
+        # verl folds the arrays of the given batch as well.
+        copied = data.select(non_tensor_batch_keys=list(data.non_tensor_batch))
+        return library.protocol.fold_batch_dim(copied, count)
+
+    return [folded(), library.protocol.unfold_batch_dim(folded(), dimensions)]
+
+
+def _chunk_with_padding(library: Library, data: Any, count: int) -> Any:
+    config = library.protocol.DataProtoConfig
+    config.auto_padding = True
+    try:
+        return data.chunk(count)
+    finally:
+        config.auto_padding = False
+
+
+def _union_tensors(library: Library, data: Any, name: str, new: str) -> None:
+    other = data.batch.clone()
+    other.rename_key_(name, new)
+    library.protocol.union_tensor_dict(data.batch, other)
+
+
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "index": _index,
     "pad": _pad,
@@ -127,6 +169,11 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
         data.make_iterator(size, epochs, seed, {"shuffle": shuffle})
     ),
     "to": lambda library, data: data.to("cpu"),
+    "fold": _fold,
+    "chunk_with_padding": _chunk_with_padding,
+    "union_tensors": _union_tensors,
+    "collate": lambda library, data, rows: library.protocol.collate_fn([data[row] for row in rows]),
+    "pickle": lambda library, data: pickle.loads(pickle.dumps(data)),  # noqa: S301
 }
 
 
@@ -269,12 +316,11 @@ def as_json(answer: Any) -> str:
 
 def _serve() -> None:
     """Carry out the programs on standard input with verl, one a line."""
-    from verl import DataProto
-    from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
+    from verl import DataProto, protocol
     from verl.utils.model import compute_position_id_with_mask
     from verl.workers.reward_manager import get_reward_manager_cls
 
-    library = Library(DataProto, pad_dataproto_to_divisor, unpad_dataproto, compute_position_id_with_mask)
+    library = Library(protocol, compute_position_id_with_mask)
     answers = sys.stdout
     sys.stdout = sys.stderr
     for line in sys.stdin:

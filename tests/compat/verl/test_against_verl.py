@@ -15,13 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.compat.verl import (
-    DataProto,
-    compute_position_id_with_mask,
-    pad_dataproto_to_divisor,
-    provide_verl,
-    unpad_dataproto,
-)
+from asyncrl.compat import verl as ours_of_verl
+from asyncrl.compat.verl import DataProto, compute_position_id_with_mask, provide_verl
 from asyncrl.compat.verl.reward_loop import get_reward_manager_cls
 from asyncrl.compat.verl.reward_managers import MANAGERS
 from tests.compat.verl import operations
@@ -33,10 +28,12 @@ pytestmark = [
     ),
 ]
 
-OURS = operations.Library(DataProto, pad_dataproto_to_divisor, unpad_dataproto, compute_position_id_with_mask)
+OURS = operations.Library(ours_of_verl, compute_position_id_with_mask)
 ACCIDENTS = ("AttributeError", "ZeroDivisionError")
-ACCIDENTAL = ("NoneType", "isnan")
+ACCIDENTAL = ("NoneType", "isnan", "tuple index out of range")
 """The errors of verl, and words of others, where it checks nothing: ours may then raise another error, or work."""
+LACKING = ("RuntimeError", "NotImplementedError")
+"""The errors of verl where torch lacks an operation for nested tensors."""
 STRICTER = ("repeat_times has shape", "batches to be joined have different")
 """What ours refuse on purpose, and verl takes in part: one number of repetitions for all rows, and joined batches of
 which some lack fields, whose rows may then be lost."""
@@ -60,6 +57,7 @@ def verl() -> Iterator[Verl]:
         process.stdin.close()
 
 
+NESTED = "nested"
 NAMES = ["a", "b", "c"]
 TENSORS = st.dictionaries(
     st.sampled_from(NAMES),
@@ -67,7 +65,8 @@ TENSORS = st.dictionaries(
         st.sampled_from(["float32", "int64", "bool", "float64"]),
         st.sampled_from([[], [1], [4], [2, 3]]),
         st.integers(0, 3),
-    ),
+    )
+    | st.tuples(st.just(NESTED), st.sampled_from([[], [2]]), st.integers(0, 3)),
     max_size=3,
 )
 ARRAYS = st.dictionaries(
@@ -113,6 +112,11 @@ OPERATION = st.one_of(
     _operation("padding", st.integers(0, 3), st.sampled_from(["first", "last"])),
     _operation("iterate", st.integers(1, 3), st.integers(0, 2), st.integers(0, 3), st.booleans()),
     _operation("to"),
+    _operation("fold", st.integers(1, 3), st.integers(1, 3)),
+    _operation("chunk_with_padding", st.integers(1, 4)),
+    _operation("union_tensors", st.sampled_from(NAMES), st.sampled_from([*NAMES, "d"])),
+    _operation("collate", st.lists(st.integers(0, 2), min_size=1, max_size=3)),
+    _operation("pickle"),
     _operation("union", st.integers(0, 11)),
     _operation("concat", st.integers(0, 11), st.integers(0, 11)),
 )
@@ -126,9 +130,12 @@ PROGRAMS = st.fixed_dictionaries(
 def test_random_programs_have_the_outcomes_that_verl_gives(verl: Verl, program: Any) -> None:
     program = json.loads(json.dumps(program))
     theirs, ours = verl(program), json.loads(operations.as_json(operations.run(OURS, program)))
+    nested = any(each[0] == NESTED for batch in program["batches"] for each in batch["tensors"].values())
     for number, expected in enumerate(theirs):
-        if isinstance(expected, dict) and _is_accident(expected):
+        if isinstance(expected, dict) and (_is_accident(expected) or (nested and expected["error"][0] in LACKING)):
             return
+        if nested and program["operations"][number][0] == "iterate":
+            return  # verl makes a tensor of rows that happen to have one length.
         found = ours[number]
         if isinstance(found, dict) and found["message"].startswith(STRICTER):
             return

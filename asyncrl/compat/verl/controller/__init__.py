@@ -1,6 +1,7 @@
 """verl's single controller: a program calls the methods of W workers as if they were one worker. docs/verl.md explains
 it."""
 
+from asyncrl.compat.verl.controller.colocated import create_colocated_worker_cls
 from asyncrl.compat.verl.controller.dispatch import make_nd_compute_dataproto_dispatch_fn
 from asyncrl.compat.verl.controller.futures import DataProtoFuture
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup
@@ -23,6 +24,7 @@ __all__ = [
     "ResourcePool",
     "Worker",
     "WorkerGroup",
+    "create_colocated_worker_cls",
     "make_nd_compute_dataproto_dispatch_fn",
     "register",
 ]

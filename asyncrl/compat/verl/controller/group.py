@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncrl.compat.verl.controller.dispatch import PADDING, strategy_of, without_padding
@@ -67,6 +67,7 @@ class WorkerGroup(ABC):
     """
 
     def __init__(self, worker_class: type) -> None:
+        self._worker_class = worker_class
         self._closed = False
         self._dp_ranks: dict[str, list[int]] = {}
         self._collecting: dict[str, list[bool]] = {}
@@ -162,6 +163,20 @@ class WorkerGroup(ABC):
             self._collecting[mesh] = self.execute_all_sync("_query_collect_info", mesh)
         return self._collecting[mesh]
 
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, WorkerGroup]:
+        """A group for each of these roles of colocated workers: its methods are those of the role's own class.
+
+        The roles' groups use the workers of this group, which must stay open. Raises DispatchError: the workers have no
+        such role.
+        """
+        roles: Mapping[str, ClassWithInitArgs] = getattr(self._worker_class, "roles", {})
+        if unknown := sorted(set(prefix_set) - roles.keys()):
+            raise DispatchError(
+                f"{self._worker_class.__name__} has no role {', '.join(unknown)}; its roles are "
+                f"{', '.join(roles) or 'none'}: make the class by create_colocated_worker_cls"
+            )
+        return {role: _RoleGroup(self, role, roles[role].cls) for role in prefix_set}
+
     def _bound(self, name: str, registration: Registration) -> Callable[..., Any]:
         strategy = strategy_of(registration.dispatch_mode)
         alone = registration.execute_mode is Execute.RANK_ZERO or registration.dispatch_mode is Dispatch.RANK_ZERO
@@ -182,6 +197,38 @@ class WorkerGroup(ABC):
 
         call.__name__ = call.__qualname__ = name
         return call
+
+
+class _RoleGroup(WorkerGroup):
+    """One role of the colocated workers of `whole`. Closing it leaves the workers running."""
+
+    def __init__(self, whole: WorkerGroup, role: str, role_class: type) -> None:
+        super().__init__(role_class)
+        self._whole = whole
+        self._role = role
+
+    @property
+    def world_size(self) -> int:
+        return self._whole.world_size
+
+    def submit(self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return self._whole.submit(rank, self._name(method_name), args, kwargs)
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._whole.execute_all(self._name(method_name), *args, **kwargs)
+
+    def _name(self, method_name: str) -> str:
+        if self._whole._closed:
+            raise DispatchError(f"{method_name}: the group of the colocated workers is closed; make another one")
+        return role_method(self._role, method_name)
+
+    def _end(self) -> None:
+        pass
+
+
+def role_method(role: str, method_name: str) -> str:
+    """The name of a role's method in the class of colocated workers."""
+    return f"{role}_{method_name}"
 
 
 def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from asyncrl.compat.verl.controller.group import run_method, worker_error
 from asyncrl.compat.verl.controller.references import ray_module
+from asyncrl.compat.verl.nested import nested_of, parts
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.machine.ports import free_ports
 
@@ -56,4 +57,6 @@ def compact(value: Any) -> Any:
 
 def _alone(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().cpu()
+    if tensor.is_nested:
+        return nested_of(*parts(tensor))
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

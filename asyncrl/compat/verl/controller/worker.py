@@ -73,6 +73,16 @@ class Worker:
     def local_world_size(self) -> int:
         return self._local_world_size
 
+    @property
+    def rank_info(self) -> DistRankInfo:
+        """This worker's rank in each dimension of the mesh."""
+        return self._rank_info
+
+    @property
+    def global_info(self) -> DistGlobalInfo:
+        """The size of each dimension of the mesh."""
+        return self._global_info
+
     def init_mesh(self, tp_size: int = 1, pp_size: int = 1, cp_size: int = 1) -> None:
         """Set how the W workers divide a model. Call it before the first call that uses the mesh.
 
@@ -102,9 +112,11 @@ class Worker:
         return self._collecting[MEGATRON]
 
     def get_megatron_rank_info(self) -> DistRankInfo:
+        """verl's older name for `rank_info`."""
         return self._rank_info
 
     def get_megatron_global_info(self) -> DistGlobalInfo:
+        """verl's older name for `global_info`."""
         return self._global_info
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
@@ -117,13 +129,36 @@ class Worker:
             raise ValueError(f"mesh_name {mesh_name} has been registered")
         self._dp_ranks[mesh_name], self._collecting[mesh_name] = dp_rank, is_collect
 
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """The data-parallel rank of this worker in each mesh, and for each mesh if the worker returns the result."""
+        return {"dispatch_dp_rank": self._dp_ranks, "collect_dp_rank": self._collecting}
+
+    def set_dispatch_collect(
+        self, mesh_name: str, dispatch_dp_rank: Mapping[str, int], collect_dp_rank: Mapping[str, bool]
+    ) -> None:
+        """Register a mesh with the place of another worker of this process, as its `get_dispatch_collect` gives it. As
+        in verl, the last of several meshes counts.
+
+        Raises ValueError: the mesh is registered already.
+        """
+        *_, rank = dispatch_dp_rank.values()
+        *_, collects = collect_dp_rank.values()
+        self._register_dispatch_collect_info(mesh_name, rank, collects)
+
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """True if this worker returns the result of its data-parallel rank in the mesh.
+
+        Raises DispatchError: the mesh is not registered.
+        """
+        return _of_mesh(self, self._collecting, mesh_name)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_dispatch_info(self, mesh_name: str) -> int:
         return _of_mesh(self, self._dp_ranks, mesh_name)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_collect_info(self, mesh_name: str) -> bool:
-        return _of_mesh(self, self._collecting, mesh_name)
+        return self.query_collect_info(mesh_name)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

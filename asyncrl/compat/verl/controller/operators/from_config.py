@@ -16,7 +16,7 @@ from asyncrl.compat.verl.controller.operators.critic import CriticParts, ValueWo
 from asyncrl.compat.verl.controller.operators.generation import PromptSampling
 from asyncrl.compat.verl.controller.operators.joining import joined_workers
 from asyncrl.compat.verl.controller.operators.plans import Batches
-from asyncrl.compat.verl.controller.operators.policy import PolicyParts, PolicyWorker
+from asyncrl.compat.verl.controller.operators.policy import ROLES, PolicyParts, PolicyWorker
 from asyncrl.compat.verl.controller.operators.prompts import TaskPrompts
 from asyncrl.compat.verl.controller.operators.reward import RewardWorker
 from asyncrl.compat.verl.controller.operators.rollout import Rollout, RolloutLimits
@@ -31,7 +31,7 @@ from asyncrl.learner.batch.fetching import BatchFetcher, PackedModel
 from asyncrl.learner.batch.settings import BatchSettings
 from asyncrl.learner.model.critic import Critic, load_critic
 from asyncrl.learner.model.optimizer import Trainable
-from asyncrl.learner.model.policy import load_policy, reference_of
+from asyncrl.learner.model.policy import Policy, load_policy, load_reference, reference_of
 from asyncrl.learner.model.router_balance import Balance
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.trainer import Trainer
@@ -42,10 +42,13 @@ class ActorRolloutRefWorker(PolicyWorker):
     """The policy of `config`, the reference policy if the algorithm needs one, and an embedded engine on each worker.
 
     The models are sharded over the workers of a group. Call `init_model` before other methods. The engines get new
-    weights in `load_checkpoint`, and in every `learner.publish_every`-th `update_actor`.
+    weights in `load_checkpoint`, in every `learner.publish_every`-th `update_actor`, and by `update_weights`.
+
+    `role` is `actor`, `rollout`, `ref`, `actor_rollout` or `actor_rollout_ref`, for a worker with a part of this. The
+    role `ref` has the reference even if the algorithm needs none.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, role: str = ROLES[-1]) -> None:
         if config.implicit.train:
             raise ConfigError(
                 "implicit.train=true: operators cannot train an implicit process model; use `asyncrl train`"
@@ -57,8 +60,7 @@ class ActorRolloutRefWorker(PolicyWorker):
                 "algorithm.sft.path: operators cannot train on demonstrations; use `asyncrl sft` first, or "
                 "`asyncrl train`"
             )
-        sampling = PromptSampling(config.actor.temperature, config.algorithm.greedy_sibling)
-        super().__init__(policy_parts(config), config.model, sampling, config.run.seed, config.learner.publish_every)
+        super().__init__(policy_parts(config), config.model, role, config.run.seed, config.learner.publish_every)
 
 
 class CriticWorker(ValueWorker):
@@ -129,16 +131,20 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
     """Functions that open the parts of the worker with the policy. The worker with the critic uses two of them."""
     settings, needs = BatchSettings.of(config.learner, config.algorithm), label_needs(config.algorithm)
 
-    def trainer(ranks: Ranks) -> Trainer:
+    temperature, length = config.actor.temperature, config.actor.max_tokens
+
+    def trainer(ranks: Ranks, with_reference: bool) -> Trainer:
         algorithm, learner = open_algorithm(config), config.learner
-        temperature, length = config.actor.temperature, config.actor.max_tokens
         policy = load_policy(config.model, temperature, ranks, length, seed=config.run.seed)
         reference = None
-        if algorithm.needs_reference:
+        if with_reference and algorithm.needs_reference:
             reference = reference_of(policy, config.model, temperature, ranks, length, learner.reference_on_host)
         trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
         balance = Balance.from_config(config.algorithm, policy.model)
         return Trainer(ranks, algorithm, trainable, None, reference, threading.Event(), balance=balance)
+
+    def reference(ranks: Ranks) -> Policy:
+        return load_reference(config.model, temperature, ranks, length, config.learner.reference_on_host)
 
     async def player(stack: AsyncExitStack) -> tuple[Engine, EpisodeRunner]:
         engine = open_engine(config).engine
@@ -162,4 +168,5 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
         return Batches(fetcher, needs, ranks)
 
     join = partial(joined_workers, learner=config.learner, threads=config.cluster.learner_threads)
-    return PolicyParts(join, trainer, batches, rollout)
+    sampling = PromptSampling(temperature, config.algorithm.greedy_sibling)
+    return PolicyParts(join, trainer, reference, batches, rollout, sampling)

@@ -14,7 +14,7 @@ from asyncrl.compat.verl.controller.futures import materialized
 from asyncrl.compat.verl.controller.operators.parts import Mode, evenly, shared_out
 from asyncrl.compat.verl.controller.operators.plans import VERSION
 from asyncrl.compat.verl.controller.operators.prompts import tasks_of
-from asyncrl.compat.verl.controller.operators.rollout import FailedEpisode
+from asyncrl.compat.verl.controller.operators.rollout import FailedEpisode, Rollout
 from asyncrl.compat.verl.fields import columns, objects, require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.to_batch import from_trajectories
@@ -90,6 +90,13 @@ def tickets_of(prompts: DataProto, sampling: PromptSampling, version: int) -> li
         )
         for task, uid, member in rows
     ]
+
+
+def generated(prompts: DataProto, sampling: PromptSampling, rollout: Rollout) -> GeneratedPart:
+    """The result of an episode for each prompt."""
+    tickets = tickets_of(prompts, sampling, rollout.version)
+    outcomes = rollout.run(tickets)
+    return GeneratedPart(outcomes, [ticket.task for ticket in tickets], rollout.pad_token_id, prompts.meta_info)
 
 
 def joined_parts(parts: Sequence[GeneratedPart]) -> DataProto:

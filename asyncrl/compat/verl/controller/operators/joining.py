@@ -29,7 +29,7 @@ def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) 
     connection.
 
     Raises ConfigError: context or tensor parallelism is configured. Raises DispatchError: the group has several workers
-    in one process, or on several nodes.
+    in one process, or on several nodes; or it has several workers, and this process is connected already.
     """
     for key, count in {"context_ranks": learner.context_ranks, "tensor_ranks": learner.tensor_ranks}.items():
         if count > 1:
@@ -41,6 +41,11 @@ def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) 
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         yield Ranks(0, 1, torch.device(kind), init_device_mesh(kind, (1,), mesh_dim_names=("shards",)))
         return
+    if dist.is_initialized():
+        raise DispatchError(
+            "this process holds a rank of another group already: colocated roles can each have one worker. With "
+            "several, give each role a worker group of its own in the same pool"
+        )
     member = _member(worker)
     with joined(learner.replicas, learner.rank_timeout_s, member=member, expert_ranks=learner.expert_ranks) as ranks:
         yield ranks
