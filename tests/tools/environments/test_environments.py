@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     codes = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def guess" in block]
     (tmp_path / "my_environments.py").write_text("\n".join(codes))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_environments", raising=False)  # Another test may have imported its own.
     classes = environment_classes(ActorConfig(environment="my_environments.Guess"))
     script = [*(call("guess", f'{{"number": {n}}}') for n in (50, 200, 42)), "It is 42."]
     task = {"messages": [{"role": "user", "content": "Find it."}], "extra_info": {"secret": 42, "index": 1}}
