@@ -14,6 +14,8 @@ from asyncrl.text import message_of
 log = logging.getLogger("asyncrl.train")
 
 PATIENCE_S = 2.0
+ANSWER_S = 10.0
+"""Seconds for one answer of the hub. A slow link needs most of them."""
 PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
@@ -41,7 +43,7 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
     return reason and f"nothing answers at {host}:{port} ({reason})"
 
 
-def no_answer(url: str, patience_s: float = PATIENCE_S) -> str | None:
+def no_answer(url: str, patience_s: float = ANSWER_S) -> str | None:
     """Return the reason why one request to `url`, which is not retried, got no answer within `patience_s` seconds. None
     if the hub has answered, even by a refusal."""
     from huggingface_hub import get_session
