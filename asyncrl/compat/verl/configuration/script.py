@@ -71,7 +71,7 @@ NOT_NAMED = NamedConfig()
 
 
 class ScriptConfiguration(NamedTuple):
-    """What a script configures.
+    """The configuration in a script.
 
     - `words`: the words that set keys
     - `named`: the file that its options name

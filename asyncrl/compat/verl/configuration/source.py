@@ -97,8 +97,8 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
 def read_noting(
     file: Path | None, words: Sequence[str], environment: Mapping[str, str], named: NamedConfig = NOT_NAMED
 ) -> tuple[Section, list[str]]:
-    """The configuration as `read_verl` reads it, and a line for each file that it names and that is not found, and for
-    each command of a script that may have been read wrongly.
+    """The configuration as `read_verl` reads it, and lines about what is missing: one for each file that it names and
+    that is not found, and one for each command of a script that may have been read wrongly.
 
     `named` has Hydra's options of the command line, which replace those of a script.
     """
