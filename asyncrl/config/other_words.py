@@ -92,7 +92,8 @@ KEYS: Mapping[str, str] = {
     "max_tool_response_length": "actor.max_tool_chars",
     "max_concurrency": "actor.concurrency",
     "max_concurrent": "actor.concurrency",
-    "tool_config_path": "actor.tools",
+    "tool_config_path": "actor.verl_tools",
+    "function_tool_path": "actor.verl_tools",
     "interaction_config_path": "actor.interactions",
     # The algorithm.
     "beta": "algorithm.kl",
