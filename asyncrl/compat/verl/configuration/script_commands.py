@@ -126,10 +126,12 @@ class _Splitter:
             before, closer = line[place - 1 : place], self._levels[-1].closer
             if self._escaped and letter == "$":
                 self._letters[-1] = DOLLAR
+            elif closer == "'" and letter == "$":
+                self._letters.append(DOLLAR)
             elif self._escaped:
                 self._append(letter)
             elif closer == "'":
-                self._append(DOLLAR if letter == "$" else letter)
+                self._append(letter)
                 if letter == "'":
                     self._levels.pop()
             elif letter == "#" and closer in ("", ")") and (not before or before.isspace()):

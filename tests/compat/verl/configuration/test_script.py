@@ -73,6 +73,7 @@ def test_a_text_that_cannot_be_taken_apart_is_read_once() -> None:
         ('run "a.b=max(1, 2)" a.c=\\)', ["a.b=max(1, 2)", "a.c=)"]),
         ('A="a.b=1"\nA+=" a.c=2"\nrun $A', ["a.b=1", "a.c=2"]),
         ('A+=" a.c=2"\nrun x=$A', ["a.c=2"]),
+        ("run a.b=$(awk '{print $1 \"x\"}' f)", ["a.b=$(awk '{print $1 \"x\"}' f)"]),
         ("A+=2\nrun a.b=$A", ["a.b=${A}2"]),
     ],
 )
