@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.config.keys import MISSPELT, nearest
 from asyncrl.config.option import as_yaml
 
 KEYS: Mapping[str, str] = {
@@ -267,7 +268,8 @@ def hint(key: str, value: Any = None) -> str:
         return f"; did you mean {_kl_of(value)}?"
     if reason := WITHOUT.get(_SAME.get(word, word)):
         return f": {reason}"
-    if (ours := KEYS.get(word)) is None:
+    near = nearest(word, KEYS, MISSPELT)
+    if (ours := KEYS.get(word) or KEYS.get(near)) is None:
         return ""
     return f"; did you mean {ours}?" + (f" {REMARKS[ours]}" if ours in REMARKS else "")
 

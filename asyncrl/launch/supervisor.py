@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -275,11 +276,16 @@ class Supervisor:
         if child.failures > self._max_restarts:
             how = "killed because it hung" if child.hung else f"with status {status}"
             raise RunFailedError(f"{name} ended {child.failures} times, at last {how}:\n{last}")
+        killed = status == -signal.SIGKILL and not child.hung
+        ended = (
+            "was killed by SIGKILL (you, or the kernel for want of memory)" if killed else f"ended with status {status}"
+        )
         pause = pause_s(child.failures, self._longest_pause_s)
         child.due = now + pause
         shown = last_lines(log_file, SHOWN_LINES, child.log_start)
         log.warning(
-            "%s ended with status %d; starting it again in %.2g s; its log ends:\n%s", name, status, pause, shown
+            "%s %s; starting it again in %.2g s; its log ends:\n%s",
+            *(name, ended, pause, shown),
         )
 
     def _record(self) -> None:
