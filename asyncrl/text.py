@@ -98,7 +98,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The type and message of an exception, with secrets masked. Never raises, even if `__str__` does."""
+    """The type and message of an exception, with secrets masked. Says so if `__str__` raises an Exception."""
     try:
         return masked_text(f"{type(error).__name__}: {error}")
     except Exception as second:  # noqa: BLE001 - reported as part of the reason
@@ -106,7 +106,8 @@ def message_of(error: BaseException) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """The first 100 characters of the representation of a user's value. Never raises, even if `__repr__` does."""
+    """The first 100 characters of the representation of a user's value. If `__repr__` raises an Exception, the result
+    says so. Anything else that it raises, such as SystemExit, passes."""
     try:
         return f"{value!r:.100}"
     except Exception as error:  # noqa: BLE001 - reported. It may be a whole number of more than 4,300 digits.

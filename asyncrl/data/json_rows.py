@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.data.layout import RowLayout, value_at
+from asyncrl.data.layout import RowLayout, has_path
 from asyncrl.data.recognised import lacking, recognised
 from asyncrl.data.sendable import check_depth
 from asyncrl.errors import DataError, WireError
@@ -76,7 +76,7 @@ class _Seen:
 
     - `names`: the names of all columns, in the order in which they first occur
     - `texts`: the columns with a text in at least one row
-    - `paths`: the paths with a value in at least one row
+    - `paths`: the paths that at least one row has, also with null
     """
 
     names: Mapping[str, None]
@@ -90,7 +90,7 @@ class _Seen:
         for row in json_rows(path):
             names |= dict.fromkeys(row)
             texts.update(name for name, value in row.items() if isinstance(value, str))
-            found |= {each for each in missing if value_at(row, each) is not None}
+            found |= {each for each in missing if has_path(row, each)}
             missing -= found
         return cls(names, texts, found)
 

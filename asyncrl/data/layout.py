@@ -124,6 +124,13 @@ def value_at(values: Mapping[str, Any], path: str) -> Any:
     return found
 
 
+def has_path(values: Mapping[str, Any], path: str) -> bool:
+    """True if the row has a column at a path with dots. Its value may be null."""
+    before, _, name = path.rpartition(".")
+    found = value_at(values, before) if before else values
+    return isinstance(found, Mapping) and name in found
+
+
 def _has(schema: pa.Schema, path: str) -> bool:
     root, *inner = path.split(".")
     if root not in schema.names:

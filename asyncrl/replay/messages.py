@@ -35,7 +35,7 @@ OK, NOTHING, OVER, BUSY, REFUSED, ENDED, SOLVED = REPLIES
 - over: the run is done.
 - busy: the client must send the request again later.
 - refused: the request had no effect.
-- ended: the run must end because of too many failures.
+- ended: the run must end, since too many trajectories failed, or too many groups were filtered out.
 - solved: the run must end, since the policy solves its tasks.
 """
 MAX_FRAMES = 8192

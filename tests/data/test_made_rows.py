@@ -88,6 +88,21 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         TaskFile(plain, layout=RowLayout({"prompt": "question"}))
 
 
+@pytest.mark.parametrize("kind", ["a.parquet", "a.jsonl", "a.json"])
+def test_a_named_column_may_be_null_in_every_row_unless_every_task_needs_it(tmp_path: Path, kind: str):
+    rows = [{**question(number), "level": None, "of": {"level": None}} for number in range(3)]
+    path = tmp_path / kind
+    if kind == "a.json":
+        path.write_text(json.dumps(rows))
+    else:
+        {"a.parquet": parquet, "a.jsonl": lines}[kind](path, *rows)
+    layout = RowLayout({**QUESTIONS.columns, "inner": "of.level"})
+    for tasks in (TaskFile(path, layout=layout), made(tmp_path / "made.arrow", [str(path)], layout)):
+        assert [(task.extra_info["hardness"], task.extra_info["inner"]) for task in tasks] == [(None, None)] * 3
+    with pytest.raises(DataError, match=r"has no value in column level; mend or drop the row"):
+        TaskFile(path, layout=RowLayout({"prompt": "question", "ground_truth": "level"}))
+
+
 def test_a_system_message_of_the_task_stays_alone(tmp_path: Path):
     messages = [{"role": "system", "content": "own"}, {"role": "user", "content": "q"}]
     path = parquet(tmp_path / "a.parquet", row(0, prompt=messages))

@@ -97,16 +97,18 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
 def read_noting(
     file: Path | None, words: Sequence[str], environment: Mapping[str, str], named: NamedConfig = NOT_NAMED
 ) -> tuple[Section, list[str]]:
-    """The configuration as `read_verl` reads it, and a line for each file that it names and that is not found.
+    """The configuration as `read_verl` reads it, and lines about what is missing: one for each file that it names and
+    that is not found, and one for each command of a script that may have been read wrongly.
 
     `named` has Hydra's options of the command line, which replace those of a script.
     """
     given, missing = Section(), list[str]()
     try:
         if file is not None and file.suffix == ".sh":
-            script, of_script = script_configuration(read_small(file), environment)
-            given, missing = _read_named(of_script if named.name is None else named, [Path(), file.parent])
-            for word, is_known in script:
+            script = script_configuration(read_small(file), environment)
+            given, missing = _read_named(script.named if named.name is None else named, [Path(), file.parent])
+            missing += script.remarks
+            for word, is_known in script.words:
                 _apply(given, word, is_known)
         elif file is not None and named.name is not None:
             raise ConfigError(f"{file}, --config-name={named.name}: name one configuration file")
