@@ -544,7 +544,10 @@ def test_each_environment_is_reset_with_the_first_row_that_names_it_before_the_r
     start(config_with_environments(tmp_path, rows, environments=several))
     start(config_with_environments(tmp_path, rows[1:], environment=named))
     for wrong, reason in (
-        ([{"environment": "flight"}], r"row 0, reset of environment flight failed: TypeError.*missing.*city"),
+        (
+            [{"environment": "flight"}],
+            r"row 0, reset of environment flight takes city \(.*, which task s/tasks/0 lacks; its row has data_source",
+        ),
         (
             [rows[0], {"environment": "train"}],
             r"row 1, task s/tasks/1 has environment='train'; actor\.environments has",
