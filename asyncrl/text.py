@@ -116,14 +116,17 @@ def short_repr(value: Any) -> str:
 def own_line(error: BaseException) -> str:
     """The innermost line of the user's own code in the traceback of an error, such as `my_tools.py, line 12`.
 
-    Empty if no file of the traceback is the user's.
+    The traceback of the error's cause counts if no file of the error's own traceback is the user's. Empty if neither
+    has such a file.
     """
     if isinstance(error, SyntaxError) and error.filename:
         places = [(error.filename, error.lineno)]
     else:
         places = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(file, number) for file, number in places if is_own(file)]
-    return line_of(*own[-1]) if own else ""
+    if own:
+        return line_of(*own[-1])
+    return own_line(error.__cause__) if error.__cause__ is not None else ""
 
 
 def line_in_stacks(stacks: str) -> str:

@@ -37,8 +37,8 @@ class Aggregation(Part):
 class TokenMean(Aggregation):
     """Every token has the same weight.
 
-    Formula: sum of all tokens / N
-    Use: the default; long episodes have more weight
+    Formula: (sum of the losses of all tokens) / N
+    Use: by default; long episodes have more weight than short ones
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (token-level loss)
     """
 
@@ -51,7 +51,7 @@ class TokenMean(Aggregation):
 class TokenSum(Aggregation):
     """No normalisation.
 
-    Formula: sum of all tokens
+    Formula: sum of the losses of all tokens
     Use: with a learning rate that was chosen for sums
     Source: Policy Gradient Methods for Reinforcement Learning with Function Approximation, 1999
     Caveat: the gradient grows with the batch.
@@ -66,10 +66,10 @@ class TokenSum(Aggregation):
 class SeqMeanTokenSum(Aggregation):
     """The sum over the tokens of each sequence, averaged over sequences.
 
-    Formula: sum of all tokens / S
-    Use: the log-prob of whole sequences, as in REINFORCE
+    Formula: (sum of the losses of all tokens) / S
+    Use: to train the log-prob of whole sequences, as in REINFORCE
     Source: Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs, 2024
-    Caveat: the gradient grows with length.
+    Caveat: the gradient grows with the length of sequences.
     """
 
     name = "seq-mean-token-sum"
@@ -81,8 +81,8 @@ class SeqMeanTokenSum(Aggregation):
 class SeqMeanTokenMean(Aggregation):
     """Every sequence has the same weight.
 
-    Formula: mean over sequences of (sum of its tokens / its length)
-    Use: gspo and gmpo; the original GRPO
+    Formula: mean over the S sequences of (sum of the losses of the sequence's tokens) / (number of its tokens)
+    Use: with losses gspo and gmpo, or for GRPO as it was first published
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024
     Caveat: a token of a long wrong answer is punished less than a token of a short wrong answer.
     """
@@ -96,9 +96,9 @@ class SeqMeanTokenMean(Aggregation):
 class PromptMean(Aggregation):
     """Every group (prompt) has the same weight, and so has every token within a group.
 
-    Formula: mean over groups of (sum of the group's tokens / their number)
-    Use: between token-mean and seq-mean-token-mean: a prompt with long answers does not outweigh other prompts, and all
-    tokens of the answers to one prompt have the same weight
+    Formula: mean over groups of (sum of the losses of the group's tokens) / (number of these tokens)
+    Use: as a middle way between token-mean and seq-mean-token-mean: a prompt with long answers has no more weight than
+    other prompts, and all tokens of the answers to one prompt have the same weight
     Source: The Art of Scaling Reinforcement Learning Compute for LLMs, 2025 (prompt-level averaging); loss_aggregation
     of the library prime-rl
     Caveat: a group that is split over several minibatches counts as a whole group in each of them.
@@ -116,8 +116,8 @@ class PromptMean(Aggregation):
 class SeqMeanTokenSumNorm(Aggregation):
     """The sum over the tokens of each sequence, averaged over sequences and divided by a constant.
 
-    Formula: sum of all tokens / (S norm)
-    Use: with dr_grpo: no length in the normalisation, and a gradient of the usual size
+    Formula: (sum of the losses of all tokens) / (S norm)
+    Use: with advantage dr_grpo: no sequence's length is in the divisor, but the gradient has the usual size
     Source: Understanding R1-Zero-Like Training: A Critical Perspective, 2025
     """
 

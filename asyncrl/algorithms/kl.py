@@ -41,15 +41,19 @@ class Kl(Part):
     )
     target: float | None = param(
         None,
-        "KL per token at which the coefficient, adapted after each step, keeps the policy; null: a fixed coefficient",
+        "KL per token that the coefficient is adapted to reach, after each step; null: the coefficient is fixed",
         "(0, inf)",
     )
-    horizon: int = param(10000, "with target: sequences over which the coefficient adapts", "[1, inf)")
+    horizon: int = param(
+        10000,
+        "with target: number of sequences after which the coefficient may have changed by about a fifth",
+        "[1, inf)",
+    )
 
     importance_weighted: bool = param(
         False,
-        "in the loss: multiply by pi_theta / mu, so that old data have the same expectation as data of the current "
-        "policy",
+        "with place=loss: multiply the KL of a token by pi_theta / mu, so that old data give the same mean as data of "
+        "the current policy",
     )
 
     @abstractmethod
@@ -82,9 +86,9 @@ class K1(Kl):
     """The log-ratio itself.
 
     Formula: d
-    Use: in the reward, where it is unbiased
+    Use: for a KL in the reward, where it is unbiased
     Source: Approximating KL Divergence, 2020
-    Caveat: in the loss its gradient has expectation 0: use k1+ or k2 there. The value can be negative.
+    Caveat: in the loss, its gradient is 0 on average: choose k1+ or k2 there. The value can be negative.
     """
 
     name = "k1"
@@ -97,7 +101,7 @@ class Abs(Kl):
     """The absolute log-ratio.
 
     Formula: |d|
-    Use: a robust penalty in the reward
+    Use: for a penalty in the reward that outliers do not dominate
     Source: no paper: a common option of RLHF libraries
     Caveat: it does not estimate the KL.
     """
@@ -112,9 +116,9 @@ class K2(Kl):
     """Half the squared log-ratio.
 
     Formula: d^2 / 2
-    Use: in the loss: on on-policy data its gradient is the KL's
+    Use: for a KL in the loss: on on-policy data, its gradient is the gradient of the KL
     Source: Approximating KL Divergence, 2020
-    Caveat: its value is biased, slightly if the policies are close.
+    Caveat: its value is biased, but only slightly if the policies are close.
     """
 
     name = "k2"
@@ -128,10 +132,11 @@ class K3(Kl):
     """The unbiased estimate that is never negative.
 
     Formula: min(e^-d + d - 1, cap); the gradient is 0 beyond the cap
-    Use: in the loss, as in GRPO, and as a metric
+    Use: for a KL in the loss, as in GRPO, and as a metric
     Source: Approximating KL Divergence, 2020
     Caveat: its gradient is the gradient of the reverse KL, KL(pi_ref || pi_theta); k3+ has the right gradient. A token
-    beyond the cap (d < -2.6 by default) is not pulled back; without a cap a single such token can outweigh the batch.
+    beyond the cap (d < -2.6 by default) is not pulled back, but without a cap a single such token can outweigh the
+    batch.
     """
 
     name = "k3"
@@ -156,8 +161,8 @@ class _K2Gradient(Kl):
 class K1Plus(_K2Gradient, K1):
     """The log-ratio, with the gradient of k2.
 
-    Formula: d; gradient of d^2 / 2
-    Use: in the loss, where the reported value should be unbiased
+    Formula: d, but with the gradient of d^2 / 2
+    Use: for a KL in the loss whose reported value should be unbiased
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
     Caveat: the value can be negative.
     """
@@ -168,7 +173,7 @@ class K1Plus(_K2Gradient, K1):
 class AbsPlus(_K2Gradient, Abs):
     """The absolute log-ratio, with the gradient of k2.
 
-    Formula: |d|; gradient of d^2 / 2
+    Formula: |d|, but with the gradient of d^2 / 2
     Use: for completeness
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
     Caveat: the value does not estimate the KL.
@@ -191,8 +196,8 @@ class K2Plus(_K2Gradient, K2):
 class K3Plus(_K2Gradient, K3):
     """The unbiased, never negative value, with the gradient of k2.
 
-    Formula: min(e^-d + d - 1, cap); gradient of d^2 / 2
-    Use: in the loss: an unbiased value and the right gradient
+    Formula: min(e^-d + d - 1, cap), but with the gradient of d^2 / 2
+    Use: for a KL in the loss with an unbiased value and the right gradient
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
     """
 
@@ -203,7 +208,7 @@ class NoKl(Kl):
     """No KL, and no reference policy.
 
     Formula: 0
-    Use: verifiable rewards, for which a reference would only hold the policy back
+    Use: for verifiable rewards, where a reference would only hold the policy back
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
     """
 

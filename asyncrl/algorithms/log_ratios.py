@@ -9,8 +9,8 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 LOG_LIMIT = 20.0
 LEVELS = ("token", "turn", "turn_geometric", "sequence", "geometric")
 LEVEL_MEANING = (
-    "span of a ratio; token: each token; turn, sequence: the product of its tokens' ratios; turn_geometric, geometric: "
-    "the geometric mean of the ratios in the turn or sequence"
+    "span of tokens that share one ratio; token: each token has its own; turn, sequence: the product of the ratios of "
+    "the span's tokens; turn_geometric, geometric: the geometric mean of the ratios in the turn or in the sequence"
 )
 
 

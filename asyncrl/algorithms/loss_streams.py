@@ -1,9 +1,10 @@
-"""Loss streams: several losses that are trained together, each with a weight for every sequence. The loss is their sum.
+"""Loss streams: several losses that are trained together, each with a weight for every sequence. The whole loss is the
+sum of the streams.
 
 The stream rl is the policy's loss. If the configuration does not list rl, the policy's loss has weight 1 on every
 token. Every other stream, such as ce or ref_kl, has its own loss and trains all policy tokens, also tokens that
-corrections drop. Each stream is normalised separately over the global batch, so that a stream on few tokens does not
-become small.
+corrections drop. Each stream is divided by a number of its own (`stream_weights`), so that a stream with few tokens or
+small weights does not become small.
 
 Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, which have a weight for each token. Here the weight
 is the same for all tokens of a sequence.
@@ -26,18 +27,20 @@ from asyncrl.errors import ConfigError, InvariantError
 
 
 class Stream(Part):
-    """Base of streams. If `by_weight` is true, the loss is divided by the sum of the weights. Otherwise it is divided
-    by the number of tokens with a weight above 0."""
+    """Base of streams. If `by_weight` is true, a stream's loss is divided by the mean of its weights over the policy
+    tokens of the global batch. Otherwise it is divided by the share of these tokens whose weight is above 0."""
 
     kind = "stream"
     by_weight: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = False
 
-    weight: float = param(1.0, "weight of every token; 0 leaves the stream out", "[0, inf)")
+    weight: float = param(
+        1.0, "number that multiplies the loss of every token; 0: the stream trains nothing", "[0, inf)"
+    )
     score: str | None = param(
         None,
-        "score of the labels (reward, outcome, or an extra score) that multiplies the sequence's weight; a negative "
-        "score counts as 0",
+        "score of the labels (reward, outcome, or an extra score) by which the loss of a sequence's tokens is also "
+        "multiplied; a negative score counts as 0; null: no score",
     )
 
     @property
@@ -45,7 +48,8 @@ class Stream(Part):
         return [] if self.score is None else [self.score]
 
     def weights(self, episodes: Episodes) -> Tensor:
-        """float64[S]: the weight of each sequence's tokens. Raises InvariantError: the score is not finite."""
+        """float64[S]: the weight of each sequence's tokens, which is `weight` times the score. Raises InvariantError: a
+        score is not finite."""
         if self.score is None:
             return torch.full_like(episodes.reward, self.weight, dtype=torch.float64)
         scores = episodes.score(self.score).double()
@@ -59,24 +63,26 @@ class Stream(Part):
 
 
 class LossStream(Stream):
-    """Base of the streams that have their own loss: all streams except rl. `reads_proximal` means the same as for a
-    `Loss`."""
+    """Base of the streams that have their own loss: all streams except rl. `reads_proximal` means the same as in the
+    class `Loss`."""
 
     reads_proximal: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
-        """The loss of every policy token of the pass, before weights.
+        """Compute the loss of every policy token of the pass, before it is multiplied by weights.
 
-        `reference` float[M] is log pi_ref. It may be None unless the stream has `needs_reference`.
+        `reference` float[M] is log pi_ref. It may be None if `needs_reference` is false.
         """
 
 
 class Rl(Stream):
     """The policy's loss, with a weight for each sequence.
 
-    Formula: the policy loss times (weight score), divided by the mean of (weight score) over the policy tokens
-    Use: weight=0 trains only the other streams; a score of 0 or 1 chooses the sequences that the policy loss trains
+    Formula: (c / mean of c) loss, with loss the policy's loss of a token, c = weight * score, and the mean over the
+    policy tokens of the batch
+    Use: to train the policy's loss on a part of the sequences: those whose score is above 0; with weight=0 on none, so
+    that only the other streams are trained
     Source: the stream rl of the library prime-rl, 2026
     Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted.
     """
@@ -96,10 +102,12 @@ class Rl(Stream):
 class Ce(LossStream):
     """Cross-entropy: makes the tokens likelier, independent of the advantage.
 
-    Formula: -log pi_theta times (weight score), divided by the share of policy tokens with a weight
-    Use: with score=outcome, fine-tuning on successful episodes; with your own score, fine-tuning on demonstrations
+    Formula: -(c / share) log pi_theta, with c = weight * score, and share the share of the batch's policy tokens that
+    have c > 0
+    Use: to fine-tune on successful episodes (score=outcome), or on episodes that a score of your own marks as
+    demonstrations
     Source: the stream ce of the library prime-rl, 2026
-    Caveat: it trains only policy tokens; in prime-rl, tool results may have a weight too.
+    Caveat: it trains only policy tokens. In prime-rl, tokens of tool results may have a weight too.
     """
 
     name = "ce"
@@ -112,15 +120,16 @@ class Ce(LossStream):
 class RefKl(LossStream):
     """Distillation on the policy's own samples: the policy gradient with log(pi_ref / pi_theta) as the advantage.
 
-    Formula: -sg(log pi_ref - log pi_theta) r, r = min(pi_theta / mu, cap); the gradient of r is r times the
-    gradient of log pi_theta, even beyond the cap; the loss is 0 where pi_theta - mu < -delta; times (weight score),
-    divided by the share of policy tokens with a weight
-    Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes
+    Formula: -(c / share) sg(log pi_ref - log pi_theta) r where pi_theta - mu >= -delta, else 0; c and share are as in
+    ce; sg(x) is x without gradient; r = min(pi_theta / mu, cap), and its gradient is r times the gradient of log
+    pi_theta, even beyond the cap
+    Use: to let the policy learn from a stronger model on the policy's own episodes; this model is the reference, and
+    must have the policy's vocabulary
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
     Self-Generated Mistakes, 2023
-    Caveat: it estimates the KL from the policy to the reference, so it needs a reference. No correction applies to it.
-    prime-rl adds 1e-3 log^2(pi_theta / mu) on every token of the stream, also on tokens beyond delta; here no term
-    holds the policy near mu
+    Caveat: it lowers KL(pi_theta || pi_ref), so it needs a reference. Corrections do not apply to it. prime-rl adds
+    1e-3 log^2(pi_theta / mu) to the loss of every token, also where pi_theta - mu < -delta. Here, no such term holds
+    the policy near mu.
     """
 
     name = "ref_kl"
@@ -139,8 +148,7 @@ class RefKl(LossStream):
 
 
 def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTokens, reduce: Reduce) -> Tensor:
-    """float64[K, M]: the weight of each token in each of the K streams. With `by_weight`, it is divided by the stream's
-    mean weight over the global batch, else by the share of tokens that have a weight in the stream."""
+    """float64[K, M]: the weight of each token in each of the K streams, after the division that `Stream` describes."""
     weights = torch.stack([view.by_sequence(stream.weights(episodes)) for stream in streams])
     counted = [each if stream.by_weight else each != 0 for stream, each in zip(streams, weights, strict=True)]
     counts = weights.new_tensor([weights.shape[1]])
@@ -150,5 +158,6 @@ def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTo
 
 
 def weighted(losses: Tensor, weights: Tensor) -> Tensor:
-    """float[M]: `losses` times `weights`, both float[M]; exactly 0 where the weight is 0, even if the loss is nan."""
+    """float[M]: `losses` times `weights`, both float[M]. Where a weight is 0, the result is exactly 0, even if the loss
+    is nan."""
     return torch.where(weights == 0, 0.0, weights * losses)

@@ -11,6 +11,11 @@ from typing import Any, get_origin
 from asyncrl.config.option import Option, options
 from asyncrl.config.schema import TrainConfig
 
+TASK_SUFFIXES = (".parquet", ".jsonl", ".json")
+"""The endings of files of tasks."""
+MISSPELT = 0.9
+"""The least similarity, as difflib counts it, of a misspelt word to the right one."""
+
 
 def sections(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """A section and all sections in it, each with the prefix of its keys, such as `replay.filter.`."""
@@ -49,19 +54,24 @@ def option_of(key: str) -> Option | None:
 
 
 def near_path(path: str) -> str:
-    """A text such as `; did you mean data/train.jsonl?` for a path that does not exist. Empty if its folder has nothing
-    of a similar name."""
+    """A text such as `; did you mean data/train.jsonl?` for a path that does not exist. Empty if its folder has no
+    folder and no file of tasks of a similar name."""
     try:
-        known = {each.stem: str(each) for each in Path(path).parent.iterdir()}
+        known = {
+            each.stem: str(each)
+            for each in Path(path).parent.iterdir()
+            if each.suffix in TASK_SUFFIXES or each.suffix == Path(path).suffix or each.is_dir()
+        }
     except OSError:
         return ""
     near = nearest(Path(path).stem, known)
     return f"; did you mean {known[near]}?" if near else ""
 
 
-def nearest(word: str, known: Collection[str]) -> str:
-    """The known word that is most similar to an unknown one. Empty if none is similar."""
-    return next(iter(difflib.get_close_matches(word, known, 1)), "")
+def nearest(word: str, known: Collection[str], least: float = 0.6) -> str:
+    """The known word that is most similar to an unknown one. Empty if none is similar. `least` is the similarity that
+    it must have, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(word, known, 1, least)), "")
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.config.keys import MISSPELT, nearest
 from asyncrl.config.option import as_yaml
 
 KEYS: Mapping[str, str] = {
@@ -92,7 +93,8 @@ KEYS: Mapping[str, str] = {
     "max_tool_response_length": "actor.max_tool_chars",
     "max_concurrency": "actor.concurrency",
     "max_concurrent": "actor.concurrency",
-    "tool_config_path": "actor.tools",
+    "tool_config_path": "actor.verl_tools",
+    "function_tool_path": "actor.verl_tools",
     "interaction_config_path": "actor.interactions",
     # The algorithm.
     "beta": "algorithm.kl",
@@ -266,7 +268,8 @@ def hint(key: str, value: Any = None) -> str:
         return f"; did you mean {_kl_of(value)}?"
     if reason := WITHOUT.get(_SAME.get(word, word)):
         return f": {reason}"
-    if (ours := KEYS.get(word)) is None:
+    near = nearest(word, KEYS, MISSPELT)
+    if (ours := KEYS.get(word) or KEYS.get(near)) is None:
         return ""
     return f"; did you mean {ours}?" + (f" {REMARKS[ours]}" if ours in REMARKS else "")
 

@@ -13,13 +13,10 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from asyncrl.config import other_words
 from asyncrl.config.files import GROUPS
-from asyncrl.config.keys import OPTIONS, SECTIONS, did_you_mean, option_of
+from asyncrl.config.keys import MISSPELT, OPTIONS, SECTIONS, did_you_mean, option_of
 from asyncrl.config.option import Option
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.config.secrets import shown
-
-MISSPELT = 0.9
-"""The least similarity, as difflib counts it, of a misspelt key to the right one."""
 
 
 @cache

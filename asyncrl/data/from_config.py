@@ -30,5 +30,8 @@ def run_demonstrations(config: TrainConfig) -> RunDemonstrations:
 def _rendering(model: ModelConfig, actor: ActorConfig) -> Rendering:
     return Rendering(
         [model.path, model.revision, model.tokenizer, model.chat_template],
-        [actor.tools, actor.environment, actor.environments, actor.template_kwargs, actor.tool_call_format],
+        [
+            *(actor.tools, actor.environment, actor.environments, actor.template_kwargs, actor.tool_call_format),
+            *actor.verl_tools,
+        ],
     )

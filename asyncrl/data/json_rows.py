@@ -95,6 +95,11 @@ class _Seen:
         return cls(names, texts, found)
 
 
+def names_of(path: Path) -> list[str]:
+    """The names of all columns of a file, in the order in which they first occur. Raises DataError."""
+    return list(_Seen.of(path, ()).names)
+
+
 def has_lines(path: Path) -> bool:
     """True if each line of a file is a row. Raises DataError."""
     if path.suffix not in JSON_SUFFIXES:

@@ -38,7 +38,7 @@ from asyncrl.data.layout import AS_THEY_ARE, RowLayout
 from asyncrl.data.row_tasks import OPTIONAL, UNUSABLE, Origin, RowReader, required_columns, unusable
 from asyncrl.data.rows import Rows, RowTable, TableFile
 from asyncrl.data.table_checks import TableChecks
-from asyncrl.data.tables import read_rows
+from asyncrl.data.tables import column_names, read_rows
 from asyncrl.errors import DataError
 from asyncrl.types import Task
 
@@ -86,6 +86,12 @@ class TaskFile(Sequence[Task]):
         """The position of a task as text, such as `a.jsonl: line 3`."""
         number = int(self._numbers[row])
         return self._rows.file_of(number).place(number)
+
+    def columns_at(self, row: int) -> list[str]:
+        """The names of the columns of the task's file. Empty if a program made the task, or if it came from the hub.
+        Raises DataError: the file cannot be read."""
+        path = self._rows.file_of(int(self._numbers[row])).path
+        return column_names(path) if path.exists() else []
 
     def left(self, kept: NDArray[np.bool_]) -> TaskFile:
         """The tasks for which `kept` (bool[rows]) is true, with unchanged ids. Raises DataError: no task is left.

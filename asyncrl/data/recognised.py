@@ -6,8 +6,9 @@ All other columns become fields of `extra_info`, so that reward functions get th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
 import pyarrow as pa
 
@@ -33,30 +34,32 @@ def recognised(
     wanted: Collection[str],
     has_text: Callable[[str], bool],
 ) -> RowLayout:
-    """The layout of a file with the columns `names`. The result is `layout` itself if it names columns, if the columns
-    are verl's, or if no prompt or ground truth is found.
+    """The layout of a file with the columns `names`. The columns of `layout` stay. The result is `layout` itself if it
+    names the prompt and the ground truth, if the columns are verl's, or if no prompt or ground truth is found.
 
     The columns `wanted` do not become fields of `extra_info`. `has_text` tells if a column holds texts. Raises
     DataError, which names the file `place`: two columns may be the prompt or the ground truth.
     """
-    if layout.columns or "reward_model" not in wanted:
+    given = layout.columns
+    if {"prompt", TRUTH} <= {*given} or "reward_model" not in wanted:
         return layout
-    prompts = _found("prompt", names, PROMPTS)
-    truths = _found(TRUTH, names, TRUTHS)
+    prompts = [given["prompt"]] if "prompt" in given else _found("prompt", names, PROMPTS)
+    truths = [given[TRUTH]] if TRUTH in given else _found(TRUTH, names, TRUTHS)
     if len(prompts) > 1:
-        raise _either(place, "prompt", prompts, names)
+        raise _either(place, "prompt", prompts, names, given)
     if not prompts:
         return layout
     (prompt,) = prompts
     if "reward_model" in names:
-        return replace(layout, columns={"prompt": prompt}) if has_text(prompt) else layout
+        is_new = "prompt" not in given and has_text(prompt)
+        return replace(layout, columns={**given, "prompt": prompt}) if is_new else layout
     if len(truths) > 1:
-        raise _either(place, TRUTH, truths, names)
+        raise _either(place, TRUTH, truths, names, given)
     if not truths:
         return layout
     (truth,) = truths
     further = {each: each for each in names if each not in (*OF_VERL, *wanted, TRUTH) and "." not in each}
-    return replace(layout, columns={"prompt": prompt, TRUTH: truth, **further})
+    return replace(layout, columns={"prompt": prompt, TRUTH: truth, **further, **given})
 
 
 def of_schema(layout: RowLayout, place: str, schema: pa.Schema, wanted: Collection[str]) -> RowLayout:
@@ -72,17 +75,33 @@ def lacking(place: str, missing: Iterable[str], names: Iterable[str], layout: Ro
     setting `data.columns` to write."""
     given, known = [*missing], sorted(names)
     said = f"{place} has no column {', '.join(given)}; it has {', '.join(known)}"
-    if not {"prompt", "reward_model"} & {*given} or layout.columns:
+    if not {"prompt", "reward_model"} & {*given}:
         return DataError(said)
-    prompt, truth = _guess(known, ("prompt", *PROMPTS, *LIKELY_PROMPTS)), _guess(known, (*FULL_TRUTHS, *LIKELY_TRUTHS))
+    prompt = layout.columns.get("prompt") or _guess(known, ("prompt", *PROMPTS, *LIKELY_PROMPTS))
+    truth = layout.columns.get(TRUTH) or _guess(known, (*FULL_TRUTHS, *LIKELY_TRUTHS))
     if prompt is None:
         return DataError(
             f"{said}; name the columns of the prompt and of the ground truth in data.columns (docs/data.md)"
         )
     if truth is None:
         what = "the column of the ground truth, or any column if the reward needs none"
-        return DataError(f"{said}; name {what}, as {_columns(prompt, prompt)}")
-    return DataError(f"{said}; name the columns, as {_columns(prompt, truth)}")
+        return DataError(f"{said}; name {what}, as {_columns(prompt, prompt, layout.columns)}")
+    return DataError(f"{said}; name the columns, as {_columns(prompt, truth, layout.columns)}")
+
+
+def alike(wanted: str, names: Collection[str]) -> str | None:
+    """The column of `names` that probably holds what another data set calls `wanted`; None if no name is alike."""
+    if wanted in names:
+        return wanted
+    for others in (("prompt", *PROMPTS), FULL_TRUTHS):
+        if wanted in others and (found := _guess(names, others)):
+            return found
+    return next(iter(get_close_matches(wanted, sorted(names), 1)), None)
+
+
+def columns_line(columns: Mapping[str, str]) -> str:
+    """The word of the command line that sets `data.columns`, quoted for a shell."""
+    return f'data.columns="{{{", ".join(f"{field}: {column}" for field, column in columns.items())}}}"'
 
 
 def _guess(names: Collection[str], likely: Iterable[str]) -> str | None:
@@ -94,17 +113,19 @@ def _found(field: str, names: Collection[str], others: Collection[str]) -> list[
     return [field] if field in names else [each for each in others if each in names]
 
 
-def _either(place: str, field: str, found: Sequence[str], names: Collection[str]) -> DataError:
-    """The error for a file with two columns that may be the same field. The setting that it shows names the first of
-    them."""
+def _either(
+    place: str, field: str, found: Sequence[str], names: Collection[str], given: Mapping[str, str]
+) -> DataError:
+    """The error for a file with two columns that may be the same field. The setting that it shows has the columns
+    `given`, and the first of the two."""
     prompt, truth = _guess(names, ("prompt", *PROMPTS)), _guess(names, FULL_TRUTHS)
-    line = _columns(prompt or found[0], truth or prompt or found[0])
+    line = _columns(prompt or found[0], truth or prompt or found[0], given)
     return DataError(
         f"{place} has the columns {' and '.join(found)}, and either may be the {field.replace('_', ' ')}; it has "
         f"{', '.join(sorted(names))}: name one, as {line}"
     )
 
 
-def _columns(prompt: str, truth: str) -> str:
-    """The word of the command line that names both columns, quoted for a shell."""
-    return f'data.columns="{{prompt: {prompt}, ground_truth: {truth}}}"'
+def _columns(prompt: str, truth: str, given: Mapping[str, str]) -> str:
+    """The word of the command line that names both columns, and the columns `given`."""
+    return columns_line({"prompt": prompt, TRUTH: truth, **given})

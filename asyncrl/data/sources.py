@@ -71,10 +71,11 @@ def parts(
             yield from _numbered(str(path), has_lines(path), in_parts(WantedRows(path, required, optional, layout)))
         else:
             wanted = (*required, *optional)
-            found = of_schema(layout, str(path), schema_of(path), wanted)
+            schema = schema_of(path)
+            found = of_schema(layout, str(path), schema, wanted)
             given = _batches(path, found.read(wanted))
             tables = _applied(given, found, str(path), path.stem)
-            yield from _of_tables(str(path), tables, required, wanted, found)
+            yield from _of_tables(str(path), tables, required, wanted, found, schema.names)
 
 
 def of_tasks(source: str, tasks: Iterable[Task]) -> Iterator[RowPart]:
@@ -97,12 +98,18 @@ def _applied(tables: Iterable[pa.Table], layout: RowLayout, place: str, name: st
 
 
 def _of_tables(
-    path: str, tables: Iterable[pa.Table], required: Sequence[str], wanted: Sequence[str], layout: RowLayout
+    path: str,
+    tables: Iterable[pa.Table],
+    required: Sequence[str],
+    wanted: Sequence[str],
+    layout: RowLayout,
+    names: Sequence[str],
 ) -> Iterator[RowPart]:
+    """The rows of `tables`, which are parts of a file with the columns `names`."""
     first = 0
     for table in tables:
         if missing := [name for name in required if name not in table.column_names]:
-            raise lacking(path, missing, table.column_names, layout)
+            raise lacking(path, missing, names, layout)
         known = table.select([name for name in wanted if name in table.column_names])
         yield RowPart(path, False, first, list(_values(known, path, first)))
         first += len(table)
@@ -150,7 +157,7 @@ def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layou
     columns = [each for each in found.read(wanted) if each in rows.column_names]
     given = rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE)
     tables = _applied(given, found, source, query.name)
-    yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted, found)
+    yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted, found, rows.column_names)
 
 
 def _check_name(source: str, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncrl.data.json_rows import JSON_SUFFIXES, WantedRows, has_lines
+from asyncrl.data.json_rows import JSON_SUFFIXES, WantedRows, has_lines, names_of
 from asyncrl.data.layout import AS_THEY_ARE, RowLayout
 from asyncrl.data.recognised import lacking, of_schema
 from asyncrl.data.rows import PACKED, ROWS_AT_ONCE, Rows, TableFile, packed, parts_of
@@ -27,6 +27,7 @@ from asyncrl.errors import DataError
 T = TypeVar("T")
 
 SUFFIXES = (".parquet", *JSON_SUFFIXES)
+OTHER_TABLES = (".csv", ".tsv", ".xlsx", ".txt")
 HUB = "hf://datasets/"
 NAMED = ("hub:", "reasoning-gym:")
 """The prefixes of sources that are not files."""
@@ -151,9 +152,19 @@ def schema_of(path: Path) -> pa.Schema:
     if path.is_dir():
         return table_of_datasets(path).schema
     try:
+        if path.is_file() and path.suffix in OTHER_TABLES:
+            raise DataError(
+                f"{path}: files that end in {path.suffix} are not read, only {', '.join(SUFFIXES)}; convert it, for "
+                "example with pandas"
+            )
         return pq.read_schema(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of all columns of a file, or of a folder of `datasets`. Raises DataError."""
+    return names_of(path) if path.suffix in JSON_SUFFIXES else list(schema_of(path).names)
 
 
 def _table(path: Path, columns: Sequence[str]) -> pa.Table:

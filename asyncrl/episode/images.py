@@ -1,8 +1,9 @@
 """Reads the images of an episode, and places them among the episode's tokens.
 
-The model needs one placeholder token for each feature of an image, but templates write one for the whole image. So the
-template gets `{"type": "image", "digest": ...}` instead of an image block, and the placeholder that it writes is
-repeated. Text of messages never becomes a placeholder (`chat.contents`).
+The model needs a placeholder token for each feature (visual token) of an image, but chat templates write a single
+placeholder for the whole image. So this file repeats the placeholder. To know which placeholder belongs to which image,
+it gives the template `{"type": "image", "digest": ...}` in place of each image block of a message. The text of a
+message never becomes a placeholder (`chat.contents`).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ READS_NONE = "a message shows an image: this needs a model that reads images, an
 
 
 class TooManyImagesError(RefusedError):
-    """An episode would show more different images than a trajectory may have. `code` is the error code that the chat
-    API answers."""
+    """An episode would show more distinct images than a trajectory may have. `code` is the error code in the chat API's
+    answer."""
 
     code = "image_limit"
 
@@ -76,8 +77,8 @@ class ImageDesk:
     ) -> ImageDesk | None:
         """The desk for the policy of `model`. None if the policy or its engine reads no images.
 
-        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may be larger than the largest message
-        that the replay takes.
+        Raises ConfigError: `vision_shape` or `ImageReader.of` raises it, or `images` allows larger images than the
+        replay takes in a message.
         """
         if engine.kind != "sglang":
             return None
@@ -128,8 +129,8 @@ class EpisodeImages:
     async def show(self, messages: Messages) -> tuple[Mapping[str, Any], ...]:
         """Read the images of messages. Returns the messages in the form that templates take.
 
-        Raises RefusedError: see `ImageDesk.read`; or the policy sees no images; or a block is neither text nor image.
-        Raises TooManyImagesError: the episode would show too many images.
+        Raises RefusedError: `ImageDesk.read` raises it, or the policy reads no images, or a block is neither text nor
+        an image. Raises TooManyImagesError: the episode would show too many images.
         """
         blocks = image_blocks(messages)
         if self._desk is None and blocks:
@@ -185,7 +186,8 @@ class EpisodeImages:
         return GivenTokens(tokens.repeat(counts), images)
 
     def forged(self, tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> bool:
-        """True if `tokens` contain a placeholder that belongs to none of `images`. The policy then sampled it."""
+        """Return true if `tokens` contain a placeholder that belongs to none of `images`, because the policy sampled
+        it."""
         if self._desk is None:
             return False
         shape, placed = self._desk.shape, sum(image.end - image.start for image in images)

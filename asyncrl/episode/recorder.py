@@ -209,8 +209,8 @@ class Recorder:
         self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
-        """Record the score that a simulated user or an environment gave to the last completion. The completion must be
-        at the end of its branch."""
+        """Record the score that a simulated user, an environment or tools gave to the last completion. The completion
+        must be at the end of its branch."""
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 

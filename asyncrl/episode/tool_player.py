@@ -116,7 +116,7 @@ class ToolPlayer:
         calls, ids = completion.turn.calls, completion.turn.ids
         with episode.timed("tools"):
             results = await tools.answer(calls)
-        if isinstance(tools, OpenEnvironment) and tools.turn_reward is not None:
+        if tools.turn_reward is not None:
             episode.recorder.score(tools.turn_reward)
         answered = zip(calls, results, ids, strict=True)
         return await episode.images.show([result(content, call.name, id) for call, content, id in answered])

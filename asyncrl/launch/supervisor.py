@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,14 +40,14 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
-"""The largest exponent of the pause, which reaches its own bound much earlier. Without it, `2.0 ** 1024` would
-overflow."""
+"""The largest exponent in the computation of the pause between restarts. It is needed because `2.0 ** 1024` overflows.
+The pause itself reaches its maximum much earlier."""
 SHOWN_LINES = 3
 """The number of last lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
-"""The failures of a role are counted from 1 again if it ran for this many seconds before it failed."""
+"""A failure counts as the first one of its role if the role ran for this many seconds before it."""
 SOON_S = 2.0
-"""A stop that takes longer than this logs the work that it waits for."""
+"""A stop that takes longer than this logs what it waits for."""
 KILLED_S = 12.0
 """The longest wait for killed processes at the end of a run. A process that hangs in the kernel, or on a host that
 cannot be reached, may never end."""
@@ -275,11 +276,16 @@ class Supervisor:
         if child.failures > self._max_restarts:
             how = "killed because it hung" if child.hung else f"with status {status}"
             raise RunFailedError(f"{name} ended {child.failures} times, at last {how}:\n{last}")
+        killed = status == -signal.SIGKILL and not child.hung
+        ended = (
+            "was killed by SIGKILL (you, or the kernel for want of memory)" if killed else f"ended with status {status}"
+        )
         pause = pause_s(child.failures, self._longest_pause_s)
         child.due = now + pause
         shown = last_lines(log_file, SHOWN_LINES, child.log_start)
         log.warning(
-            "%s ended with status %d; starting it again in %.2g s; its log ends:\n%s", name, status, pause, shown
+            "%s %s; starting it again in %.2g s; its log ends:\n%s",
+            *(name, ended, pause, shown),
         )
 
     def _record(self) -> None:

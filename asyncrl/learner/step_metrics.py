@@ -33,8 +33,8 @@ TRACK = "steps"
 
 
 class Phases:
-    """Measures how many seconds each phase of one learner step takes. `begin` is called with the name of each phase
-    when it starts. `spans` records each phase of `step` with the same `clock`."""
+    """Measures how many seconds each phase of one learner step takes, by `clock`. `begin` is called with the name of
+    each phase when it starts. `spans` gets the start and the end of each phase, and the number `step`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Phases:
         self._spans.add("step", self._started, self._clock(), TRACK, step=self._step, **values)
 
     def values(self, tokens: int) -> dict[str, float]:
-        """Return seconds by phase, the share of time spent waiting, and trained tokens a second."""
+        """Return the seconds of each phase, the share of time in WAITING phases, and the trained tokens a second."""
         total = self._clock() - self._started
         # Another thread may call this while a phase ends.
         measured = dict(self.seconds)
@@ -75,10 +75,12 @@ class Phases:
 
 
 def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Tensor:
-    """Measure the operations and the peak memory of one of `size` ranks in a step, as float64[1 + size]. Element 0
-    counts the operations, element 1 + `rank` is the peak in bytes, and the others are 0. `use_values` takes the sum
-    over ranks. A forward pass over the rank's sequences takes `flops` operations. On a GPU, the peak is measured since
-    the last call.
+    """Return the operations and the peak memory of one of `size` ranks in a step, as float64[1 + size]. Element 0
+    is the number of operations, element 1 + `rank` the peak in bytes, and all other elements are 0. Sum this tensor
+    over the ranks, and pass the sum to `use_values`.
+
+    `flops` is the number of operations of a forward pass over the rank's sequences. On a GPU, the peak is measured
+    since the last call, on the CPU since the process started.
     """
     use = torch.zeros(1 + size, dtype=torch.float64)
     use[0] = 3 * flops
@@ -91,7 +93,8 @@ def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Ten
 
 
 def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) -> dict[str, Value]:
-    """Return peak memory, and model FLOPs utilisation if `peak`, the FLOP/s of a rank's device, is known."""
+    """Return the largest peak memory of a rank. If `peak`, the FLOP/s of a rank's device, is known, also return the
+    model FLOPs utilisation. `use` is the sum of `use_of_rank` over the ranks."""
     values: dict[str, Value] = {"memory/peak_gb": float(use[1:].max()) / 1e9}
     if peak is not None:
         possible = peak * (len(use) - 1)
@@ -125,8 +128,8 @@ class StepMetrics:
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
-    """Return the number of trajectories with each lag (staleness) from 0 to `max_lag`, and as the last number those
-    with a greater lag, int64[max_lag + 2]. A demonstration has no lag."""
+    """Count trajectories by lag (staleness), as int64[max_lag + 2]: element k counts the trajectories of lag k, and the
+    last element all with a lag above `max_lag`. Demonstrations are not counted, because they have no lag."""
     sampled = tokens.mask if tokens.demonstrated is None else tokens.mask & ~tokens.demonstrated
     _, index = tokens.sequence[sampled].unique(return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0

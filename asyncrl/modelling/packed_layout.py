@@ -1,4 +1,5 @@
-"""The layout of a packed pass: the positions of its sequences among its queries and keys."""
+"""The layout of a packed pass: which queries and which keys belong to each of its sequences. Sequences may share a
+prefix, which is then in the pass only once, so a sequence may have more keys than queries."""
 
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ def power_of_two(number: int) -> int:
 class PackedLayout:
     """The layout of S sequences in a pass, which defines which token attends to which.
 
-    A sequence has a query for each of its tokens in the pass, and a key for each of its tokens up to the last query. So
-    its last query and its last key belong to the same token.
+    The queries of a sequence are its own tokens in the pass. Its keys are all tokens that it attends to: a prefix that
+    it shares with other sequences, if there is one, and then its own tokens up to the last query. So its last query and
+    its last key belong to the same token.
 
     - `bounds` int64[2, S + 1], on the host: the bounds of the sequences among the pass's queries, and among its keys.
       Tokens after the last bound are padding.
     - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end, so that the number B
       of all sequences is a power of two: GPU kernels are prepared for fixed numbers of sequences.
-    - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass. If
-      `paths` is None, each token of the pass is a query and a key of its own sequence.
+    - `paths` int64[number of all keys]: the index of each key's token among the tokens of the pass. It is needed if
+      sequences share prefixes. If it is None, each token of the pass is one query and one key of its own sequence.
     - `group`: the ranks that divide the tokens of the pass, if any do. Each rank computes its part of the tokens.
     - `own`: the layout of this rank's queries over the keys of the whole pass. None if this rank computes attention for
       all tokens.

@@ -1,7 +1,7 @@
 """Gives unlabelled trajectories to scorers, and takes their labels.
 
-A task needs one or more kinds of scores, and its trajectory gets them one kind after another. One lease covers as many
-of the next kinds as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly
+A trajectory needs one or more kinds of scores, and gets them in a fixed order. One lease covers the kinds that come
+next, as far as the scorer serves them. Only the holder of the lease can deliver labels, so labels are taken exactly
 once. Labels from any other scorer, or from an earlier process of the same scorer, count as late.
 
 `units.py` defines which trajectories are scored together, as one unit.
@@ -119,8 +119,7 @@ class Labelling:
                 tokens -= sum(record.tokens for _, record in unit)
                 if tasks and unit and (tokens < 0 or earlier):
                     return Reply(tasks, frames)
-                # The entry is deleted before the lease, because a unit that is given up may also end other entries of
-                # its group.
+                # The entry leaves the queue in any case, even if the unit is given up or no longer waits.
                 tx.delete("waiting", order)
                 if leased := self._lease_unit(tx, request, unit):
                     wanted -= 1
@@ -226,8 +225,8 @@ class Labelling:
     def _take(
         self, tx: Transaction, worker: str, unit: Unit, labelled: Sequence[tuple[Labels, Sequence[Buffer]]]
     ) -> None:
-        """Store the labels of a unit. `labelled` has the labels of each member, with their parts in the encoding of the
-        store."""
+        """Store the labels of a unit. `labelled` has for each trajectory of the unit its labels, and the same labels
+        encoded for the store, in parts."""
         for (name, record), (labels, _) in zip(unit, labelled, strict=True):
             _check_steps(tx, labels)
             group = GroupRecord.of(tx, record.group)
@@ -315,8 +314,8 @@ class Labelling:
             self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=False)
 
     def _give_up(self, tx: Transaction, unit: Unit, reason: str) -> None:
-        """Make each trajectory of a unit a dead letter. If this was a member's last attempt, its whole group is
-        dropped."""
+        """Make each trajectory of a unit a dead letter. If a member of a group has no attempts left after this, the
+        whole group is dropped."""
         for name, record in unit:
             tx.afterwards(self._limit.left, name)
             group = GroupRecord.load(tx, record.group)
@@ -348,8 +347,8 @@ class Labelling:
         return "task"
 
     def _reinstate(self, tx: Transaction, ticket: str, dead: DeadLetter) -> bool:
-        """Queue a stored episode for scoring again. False if its group no longer waits for a replacement of the
-        episode."""
+        """Queue a stored episode for scoring again, in place of the new episode that was to replace it. Return false,
+        and do nothing, if its group is closed, or already has the new episode or a later attempt."""
         group = GroupRecord.load(tx, dead.group)
         if group is None or group.attempts[dead.member] != dead.attempt + 1:
             return False

@@ -77,6 +77,8 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
         yield f"{engines}: the {seen.cores} cores of this machine limit the run"
     elif seen.actors_idle < BUSY:
         yield f"{engines}: add engines ({_more_engines(seen, settings)})"
+    elif seen.pending >= 1 and seen.evicted > EVICTED:
+        return  # More episodes at once would be older still; `_too_old` has the advice.
     elif seen.pending >= 1:
         more = 2 * settings.concurrency
         yield (

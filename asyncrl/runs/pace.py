@@ -1,4 +1,4 @@
-"""Computes how far a run is, and how long it will take: every view shows these numbers."""
+"""Computes how many steps of a run are done, and how long the rest will take. All views of runs show these numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.runs.lines import Row
 from asyncrl.runs.trends import values_of
 
 PACE_STEPS = 20
-"""The number of the newest steps whose mean time is the pace of the run."""
+"""The pace of a run is the mean time of this many of its newest steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class StepPace:
 
 
 def pace(newest: Iterable[Row], planned: int | None) -> StepPace:
-    """The pace of a run. `newest` are the learner's newest rows, the oldest first, at least `PACE_STEPS` of them if
-    there are so many."""
+    """Compute the progress and the pace of a run. `newest` has the newest rows of the learner's metrics, in order of
+    time: at least the last `PACE_STEPS` rows, or all if there are fewer."""
     rows = list(newest)[-PACE_STEPS:]
     seconds = values_of(rows, "seconds/step")
     return StepPace(rows[-1]["step"] + 1 if rows else 0, planned, fmean(seconds) if seconds else None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from asyncrl.config.schema import ActorConfig
@@ -19,6 +20,14 @@ class ToolRefusal(Exception):  # noqa: N818 - a refusal is the policy's mistake,
 class StateLostError(Exception):
     """The tool has lost the state of the episode. A retried call would be answered from another state, so the episode
     fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The answer to a call, and the `score` of the call. The score of a turn is the sum of the scores of its calls."""
+
+    content: Any
+    score: float
 
 
 class Service(Protocol):
@@ -64,6 +73,13 @@ class Tool(ABC):
     shared: dict[str, Any]
     """A dictionary that all tools of the episode share; set before `create`."""
 
+    takes_call_kwargs: ClassVar[bool] = False
+    """True if `call_kwargs` has an effect. A task that gives them to another tool is refused."""
+
+    call_kwargs: Mapping[str, Mapping[str, Any]]
+    """The fields `execute_kwargs`, `calc_reward_kwargs` and `release_kwargs` of the task's `tools_kwargs[name]`; set
+    before `create`."""
+
     @classmethod
     def configured(cls, actor: ActorConfig) -> type[Tool]:
         """The class for a run: this one, or a subclass with values of the configuration and shared resources.
@@ -85,14 +101,14 @@ class Tool(ABC):
         """Prepare for an episode with the task's `tools_kwargs[name]`."""
 
     @abstractmethod
-    async def execute(self, arguments: Mapping[str, Any]) -> Content:
-        """Answer one call with a text, or with a list of texts and images (`results`).
+    async def execute(self, arguments: Mapping[str, Any]) -> Content | Scored:
+        """Answer one call with a text, or with a list of texts and images (`results`). `Scored` adds a score.
 
         `arguments` were checked against the schema.
         """
 
-    async def reward(self) -> float:
-        """The tool's reward for the finished episode."""
+    async def reward(self) -> float | None:
+        """The tool's reward for the finished episode. None: the tool judges nothing."""
         return 0.0
 
     async def release(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from asyncrl.config.extensions import EXTENSIONS
 from asyncrl.config.imports import imported
 from asyncrl.config.keys import did_you_mean
 from asyncrl.config.schema import ActorConfig
@@ -22,17 +23,28 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def tool_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
-    """The classes that `actor.tools` names, by the names that the policy uses. Raises ConfigError: a tool cannot be
-    used, or two tools have the same name."""
+    """The classes of `actor.tools` and `actor.verl_tools`, by the names that the policy uses.
+
+    Raises ConfigError: a tool cannot be used, or two tools have the same name.
+    """
     classes: dict[str, type[Tool]] = {}
-    for name in actor.tools:
-        cls = _load(name).configured(copied(actor))
+    for setting, cls in _loaded(actor):
         shown = str(cls.schema["name"])
         if shown in classes:
-            raise ConfigError(f"actor.tools: {name!r} and another tool are both called {shown!r}; keep one of them")
+            raise ConfigError(f"{setting} and another tool are both called {shown!r}; keep one of them")
         cls.prepare()
         classes[shown] = cls
     return classes
+
+
+def _loaded(actor: ActorConfig) -> Iterator[tuple[str, type[Tool]]]:
+    """Each class with the setting that names it."""
+    for name in actor.tools:
+        yield f"actor.tools: {name!r}", _load(name).configured(copied(actor))
+    if actor.verl_tools:
+        verl_tools = imported(EXTENSIONS["actor.verl_tools"], "actor.verl_tools")
+        for cls in verl_tools(copied(actor.verl_tools)):
+            yield f"actor.verl_tools: {cls.schema['name']}", cls
 
 
 def _load(name: str) -> type[Tool]:

@@ -22,15 +22,18 @@ from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.plain import copied
 from asyncrl.text import own_line, reason_of
-from asyncrl.tools.base import StateLostError, Tool, ToolRefusal
+from asyncrl.tools.base import Scored, StateLostError, Tool, ToolRefusal
 from asyncrl.tools.contained import contained
 from asyncrl.tools.finishing import finish
 from asyncrl.tools.results import Content, cut_content, read_content
-from asyncrl.types import Ticket, ToolCall
+from asyncrl.types import LARGEST_FLOAT32, Ticket, ToolCall
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CALL_KWARGS = ("execute_kwargs", "calc_reward_kwargs", "release_kwargs")
+"""The fields of an entry of a task's `tools_kwargs` for other methods than `create`, as in verl's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,8 @@ class Toolbox:
         schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in ticket.task.tools)}
         if unknown := sorted(set(schemas) - set(self._classes)):
             raise ToolError(
-                f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools or actor.mcp_servers"
+                f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools, actor.verl_tools or "
+                "actor.mcp_servers"
             )
         return schemas
 
@@ -168,6 +172,7 @@ class OpenTools:
         self._counts = counts
         self._error_logger = error_logger
         self._used: set[str] = set()
+        self._scores: list[float] = []
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
         """The messages that begin the episode: the task's messages, unchanged."""
@@ -175,18 +180,19 @@ class OpenTools:
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
         """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, the arguments may be in the entry's
-        field `create_kwargs`."""
+        field `create_kwargs`; then the fields of CALL_KWARGS have those of other methods.
+
+        Raises ToolError: a tool failed to create, or a field of its entry has no effect.
+        """
         for name, tool in self._tools.items():
-            kwargs = dict(tools_kwargs.get(name) or {})
-            # In Parquet, each row has the fields of all rows. Those that it lacks are null.
-            inner = kwargs.pop("create_kwargs", None)
-            kwargs = kwargs if inner is None else inner
+            kwargs, tool.call_kwargs = _divided(tools_kwargs.get(name) or {}, name, tool.takes_call_kwargs)
             await self._within_limits(name, "create", tool.create, **kwargs)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
         """Run the calls at the same time. Returns their results in the order of the calls. Raises ToolError: a tool
         failed."""
         self._counts.calls += len(calls)
+        self._scores = []
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
         results = []
         for answer in answers:
@@ -195,15 +201,25 @@ class OpenTools:
             results.append(cut_content(answer, self._limits.max_chars))
         return results
 
+    @property
+    def turn_reward(self) -> float | None:
+        """The sum of the scores of the calls of the last turn. None: no call has a score.
+
+        Raises ToolError: the sum is no finite float32.
+        """
+        # The sum must not depend on the order in which the calls ended.
+        return _finite(math.fsum(self._scores), "the sum of the scores of calls") if self._scores else None
+
     async def rewards(self) -> dict[str, float]:
-        """Collect the rewards of the tools that were used. Raises ToolError: a tool failed, or its reward is not
-        finite."""
+        """Collect the rewards of the tools that were used and judge something.
+
+        Raises ToolError: a tool failed, or its reward is not finite.
+        """
         rewards = {}
         for name in sorted(self._used):
-            reward = float(await self._within_limits(name, "reward", self._tools[name].reward))
-            if not math.isfinite(reward):
-                raise ToolError(f"the reward of tool {name} is {reward}")
-            rewards[name] = reward
+            reward = await self._within_limits(name, "reward", self._tools[name].reward)
+            if reward is not None:
+                rewards[name] = _finite(reward, f"the reward of tool {name}")
         return rewards
 
     async def _answer(self, call: ToolCall | MalformedCall) -> Content:
@@ -219,6 +235,9 @@ class OpenTools:
         except ToolRefusal as refusal:
             self._counts.refused += 1
             return str(refusal)
+        if isinstance(answer, Scored):
+            self._scores.append(_finite(answer.score, f"the score of a call of tool {call.name}"))
+            answer = answer.content
         try:
             # Reading runs in a thread, because encoding a picture takes a while.
             content = answer if isinstance(answer, str) else await asyncio.to_thread(read_content, answer)
@@ -253,6 +272,36 @@ class OpenTools:
                 reason = _reason(error, limit, limit_s)
                 self._error_logger.exception(f"tool {name}: `{what}` failed in attempt {attempt}: {reason}", error)
         raise ToolError(f"tool {name}: `{what}` failed {attempt} times, at last with {reason}")
+
+
+def _divided(
+    entry: Mapping[str, Any], name: str, takes_call_kwargs: bool
+) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
+    """The arguments of `create` in the entry of a task's `tools_kwargs`, and those of other methods.
+
+    Raises ToolError: a field of the entry has no effect.
+    """
+    # In Parquet, each row has the fields of all rows. Those that it lacks are null.
+    outer = {key: value for key, value in entry.items() if key not in ("create_kwargs", *CALL_KWARGS)}
+    others = {key: entry.get(key) or {} for key in CALL_KWARGS}
+    if (inner := entry.get("create_kwargs")) is None:
+        inner, outer = outer, {}
+    useless = [key for key, value in outer.items() if value is not None]
+    if not takes_call_kwargs:
+        useless += [key for key, value in others.items() if value]
+    if useless:
+        raise ToolError(
+            f"extra_info.tools_kwargs.{name}: {', '.join(useless)} has no effect on this tool; leave it out"
+        )
+    return inner, others
+
+
+def _finite(value: Any, what: str) -> float:
+    """Raises ToolError: `value` is no finite float32."""
+    number = float(value)
+    if not abs(number) <= LARGEST_FLOAT32:
+        raise ToolError(f"{what} is {number}")
+    return number
 
 
 def _reason(error: Exception, limit: asyncio.Timeout, limit_s: float | None) -> str:

@@ -68,7 +68,7 @@ def test_the_list_as_json_is_the_table(capsys):
         "name": "clip_low",
         "default": 0.2,
         "allowed": "a number in [0, 1]",
-        "meaning": "the ratio is clipped below 1 - clip_low",
+        "meaning": "the ratio is clipped to at least 1 - clip_low",
     }
 
 

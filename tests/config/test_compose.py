@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 
 from asyncrl.config.compose import composed, read
 from asyncrl.config.files import choices
+from asyncrl.config.keys import near_path
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 
@@ -277,3 +278,10 @@ def test_several_threads_read_configurations(required: list[str], folder: Path) 
 
     with ThreadPoolExecutor(3) as threads:
         assert [*threads.map(steps, (1, 2, 3))] == [1, 2, 3]
+
+
+def test_only_files_of_tasks_are_proposed_for_one_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "oe.txt").touch()
+    assert near_path(str(tmp_path / "ope.parquet")) == ""
+    (tmp_path / "oper.jsonl").touch()
+    assert near_path(str(tmp_path / "ope.parquet")) == f"; did you mean {tmp_path}/oper.jsonl?"

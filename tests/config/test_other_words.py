@@ -35,6 +35,7 @@ def test_no_word_is_a_key_of_ours_with_another_meaning() -> None:
     ("word", "end"),
     [
         ("learning_rate", "; did you mean learner.lr?"),
+        ("learner.learing_rate", "; did you mean learner.lr?"),
         ("num_generations", "; did you mean learner.group_size?"),
         ("beta", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),
         ("algorithm.kl.weight", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),

@@ -83,8 +83,9 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         TaskFile(path, layout=RowLayout({"prompt": "problem", "ground_truth": "answer.value"}))
     with pytest.raises(DataError, match=r"has no column answer\.text"):
         TaskFile(path, layout=RowLayout({"prompt": "question", "ground_truth": "answer.text"}))
-    with pytest.raises(DataError, match="has no column reward_model"):
-        TaskFile(path, layout=RowLayout({"prompt": "question"}))
+    plain = parquet(tmp_path / "b.parquet", {"question": "1+1?", "result": "2"})
+    with pytest.raises(DataError, match="has no column reward_model; it has question, result"):
+        TaskFile(plain, layout=RowLayout({"prompt": "question"}))
 
 
 def test_a_system_message_of_the_task_stays_alone(tmp_path: Path):

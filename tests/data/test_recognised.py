@@ -15,6 +15,7 @@ import yaml
 
 from asyncrl.data.layout import RowLayout
 from asyncrl.data.reading import TaskFile
+from asyncrl.data.recognised import alike
 from asyncrl.data.sources import parts
 from asyncrl.errors import DataError
 from asyncrl.types import TEXT_PROMPT
@@ -124,6 +125,41 @@ def test_unclear_names_are_refused_with_the_line_to_write(tmp_path: Path, write:
 
 
 @FORMS
+@pytest.mark.parametrize(
+    "columns", [{"solution": "answer"}, {"solution": "answer", "prompt": "question"}, {"solution": "answer", "a": "n"}]
+)
+def test_columns_that_are_added_leave_the_others_recognised(tmp_path: Path, write: Write, columns: Row) -> None:
+    (task,) = TaskFile(write(tmp_path, [{"question": "1+1?", "answer": "2", "n": 3}]), layout=RowLayout(columns))
+    assert ([dict(each) for each in task.messages], task.ground_truth) == (MESSAGES, "2")
+    assert {"question": "1+1?", "answer": "2", "n": 3, "solution": "2"}.items() <= dict(task.extra_info).items()
+
+
+@FORMS
+def test_added_columns_stay_in_the_line_to_write(tmp_path: Path, write: Write) -> None:
+    file = write(tmp_path, [{"query": "1+1?", "answer": "2", "n": 3}])
+    line = r'it has answer, n, query; .* data.columns="\{prompt: query, ground_truth: answer, level: n\}"'
+    with pytest.raises(DataError, match=line):
+        TaskFile(file, layout=RowLayout({"level": "n"}))
+    with pytest.raises(DataError, match=line):
+        list(parts(str(file), *WANTED, RowLayout({"level": "n"})))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "found"),
+    [
+        ("solution", ["answer", "level", "prompt"], "answer"),
+        ("answer", ["data_source", "prompt", "reward_model"], "reward_model.ground_truth"),
+        ("question", ["problem", "answer"], "problem"),
+        ("levels", ["level", "prompt"], "level"),
+        ("solution", ["ground_truth", "solution"], "solution"),
+        ("level", ["answer", "prompt"], None),
+    ],
+)
+def test_the_column_that_a_parameter_probably_means_is_found(wanted: str, names: list[str], found: str | None) -> None:
+    assert alike(wanted, names) == found
+
+
+@FORMS
 def test_named_columns_come_first(tmp_path: Path, write: Write) -> None:
     layout = RowLayout({"prompt": "problem", "ground_truth": "answer"})
     (task,) = TaskFile(write(tmp_path, [{"problem": "1+1?", "answer": "2", "solution": "so 2"}]), layout=layout)
@@ -168,3 +204,9 @@ def test_prompts_of_json_may_be_texts_and_messages_in_one_file(tmp_path: Path) -
     tasks = TaskFile(as_lines(tmp_path, [{"prompt": each, "answer": "2"} for each in ("1+1?", MESSAGES)]))
     assert [[dict(each) for each in task.messages] for task in tasks] == [MESSAGES, MESSAGES]
     assert [TEXT_PROMPT in task.extra_info for task in tasks] == [True, False]
+
+
+def test_a_table_in_another_format_is_refused_with_the_formats_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,answer\n1+1?,2\n")
+    with pytest.raises(DataError, match=r"end in \.csv are not read, only \.parquet, \.jsonl, \.json; convert"):
+        TaskFile(tmp_path / "a.csv")

@@ -60,7 +60,7 @@ def test_an_id_that_is_a_word_to_the_tokenizer_ends_no_turn_and_is_told(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert end_tokens(listing(folder, [2, TEXT_END]), [], TOKENIZER) == (TEXT_END,)
-    assert "[2], which are words" in caplog.text
+    assert "[2]. They are ordinary words" in caplog.text
 
 
 @pytest.mark.parametrize("text", ['{"eos_token_id": "</s>"}', '{"eos_token_id": [true]}', "[1]", "{", '"\udcff"'])

@@ -107,6 +107,13 @@ def starved(cause: str, **changes: Any) -> IdleShares:
             ],
         ),
         (
+            starved("episodes", actors_idle=0.5, pending=12.0, evicted=0.14),
+            [
+                "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
+                "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
+            ],
+        ),
+        (
             shares(phases={"publish": 0.3}),
             ["publishing weights took 30% of the last 20 steps: raise learner.publish_every from 1 to 2"],
         ),

@@ -180,3 +180,27 @@ def test_a_task_may_bring_its_own_schemas_and_so_choose_the_tools():
     assert other_log.created == []
     with pytest.raises(ToolError, match=r"offers search; add it to actor\.tools"):
         use(echo_cls, shown, tools=[{"name": "search"}])
+
+
+@pytest.mark.parametrize(
+    ("entry", "useless"),
+    [
+        ({"execute_kwargs": {"a": 1}}, "execute_kwargs"),
+        (
+            {"create_kwargs": {}, "calc_reward_kwargs": {"a": 1}, "release_kwargs": {"a": 1}},
+            "calc_reward_kwargs, release_kwargs",
+        ),
+        ({"create_kwargs": {}, "other": 1}, "other"),
+    ],
+)
+def test_arguments_that_no_method_takes_are_refused(entry: dict[str, Any], useless: str):
+    cls, _ = make_tool(failing(0, OSError()))
+    with pytest.raises(ToolError, match=rf"tools_kwargs\.echo: {useless} has no effect on this tool; leave it out"):
+        use(cls, lambda tools: tools.answer([]), extra_info={"tools_kwargs": {"echo": entry}})
+
+
+def test_empty_arguments_of_other_methods_are_taken():
+    cls, _ = make_tool(failing(0, OSError()))
+    entry = {"create_kwargs": None, "execute_kwargs": {}, "calc_reward_kwargs": None, "release_kwargs": {}}
+    answers, _ = use(cls, lambda tools: tools.answer([echo("a")]), extra_info={"tools_kwargs": {"echo": entry}})
+    assert answers == ["a"]

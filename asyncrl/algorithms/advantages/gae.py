@@ -8,18 +8,20 @@ from asyncrl.algorithms.parts import param
 class Gae(TokenAdvantage):
     """Generalised advantage estimation: exponentially weighted temporal differences of a critic's values.
 
-    Formula: delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}, over policy tokens only; R_t = A_t
-    + V_t
+    Formula: A_t = delta_t + gamma lam A_{t+1}, with delta_t = r_t + gamma V_{t+1} - V_t; the critic's target is
+    R_t = A_t + V_t
     Use: with a critic, for long episodes with intermediate rewards
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2015
-    Caveat: t + 1 is the next policy token, so the tokens of tool results add no decay and no discount. The value after
+    Caveat: t + 1 is the next policy token, so gamma and lam do not count the tokens of tool results. The value after
     the last token is 0, even if the episode was cut off.
     """
 
     name = "gae"
     needs_critic = True
 
-    lam: float = param(0.95, "lambda; 0: a single temporal difference; 1: the whole return", "[0, 1]")
+    lam: float = param(
+        0.95, "lambda; 0: A_t is a single temporal difference delta_t; 1: A_t is the whole return minus V_t", "[0, 1]"
+    )
     whiten: bool = param(False, "whiten the advantages over the batch's policy tokens")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:

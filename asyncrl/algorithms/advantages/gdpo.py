@@ -16,10 +16,10 @@ class Gdpo(SequenceAdvantage):
     """Group reward-decoupled normalisation: GRPO for each named reward, then their weighted sum, whitened over the
     batch's sequences.
 
-    Formula: A = whiten(sum_k weight_k grpo(R_k)), R_k the named scores of the labels
-    Use: several rewards with different scales (outcome, format, length), when no reward should dominate
+    Formula: A = whiten(sum_k weight_k grpo(R_k)), with R_k the scores that `weights` names
+    Use: when rewards have different scales (outcome, format, length), and none of them should dominate
     Source: GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026
-    Caveat: `reward`, and a KL in the reward, have no effect unless `weights` contains `reward`.
+    Caveat: if `weights` does not contain `reward`, the reward has no effect, and neither has a KL in the reward.
     """
 
     name = "gdpo"

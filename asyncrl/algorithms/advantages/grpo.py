@@ -10,10 +10,12 @@ from asyncrl.algorithms.parts import param
 class Grpo(SequenceAdvantage):
     """Group relative policy optimisation: the reward relative to its group, in standard deviations.
 
-    Formula: A = (R - mean) / (std + 1e-6), std unbiased over the group; A = R in a group of one
-    Use: the default for verifiable rewards without a critic
+    Formula: A = (R - mean) / (std + 1e-6), with the group's mean and unbiased standard deviation; A = R in a group of
+    one
+    Use: by default, for verifiable rewards without a critic
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024
-    Caveat: the division by std gives very easy and very hard tasks more weight; dr_grpo does not divide.
+    Caveat: the division by std gives more weight to very easy and very hard tasks than to others; dr_grpo does not
+    divide.
     """
 
     name = "grpo"

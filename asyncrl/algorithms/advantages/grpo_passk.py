@@ -12,10 +12,11 @@ from asyncrl.algorithms.parts import param
 class GrpoPassk(SequenceAdvantage):
     """GRPO for pass@k: only the best member of a group is reinforced, by its lead over the second best.
 
-    Formula: A = (best - second) / (std + 1e-6) for the best member, 0 for all other members
-    Use: when one right answer among k samples is enough, and their mean does not matter
+    Formula: A = (best - second) / (std + 1e-6) for the member with the best reward, and 0 for all others; with the two
+    best rewards and the standard deviation of the group
+    Use: when one right answer among k samples is enough, and the mean over the samples does not matter
     Source: Pass@k as a target of GRPO, after Optimizing Language Models for Inference Time Objectives, 2025
-    Caveat: all members get 0 if several are equally best, or if the group has one member.
+    Caveat: all members get 0 if several share the best reward, or if the group has a single member.
     """
 
     name = "grpo_passk"

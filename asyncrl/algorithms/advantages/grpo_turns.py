@@ -10,11 +10,13 @@ from asyncrl.algorithms.parts import param
 class GrpoTurns(Advantage):
     """GRPO with an advantage that is redistributed between the steps of an episode by their scores.
 
-    Formula: A_t = grpo(R) + beta (c_k - mean c) for the tokens of step k, mean over the episode's own steps
-    Use: turn-level credit if the policy decides when to stop
+    Formula: A_t = grpo(R) + beta (c_k - mean) for the tokens t of step k; with c_k the score of step k, and the mean
+    over the scores of the same episode
+    Use: to credit single turns when the policy decides how many turns there are
     Source: Group-in-Group Policy Optimization for LLM Agent Training, 2025, in a zero-sum form
-    Caveat: the shifts of an episode sum to 0 over its steps, not over its tokens. A baseline by turn index would be
-    biased, since the policy decides which turns exist; this estimator compares an episode only with itself.
+    Caveat: the terms c_k - mean sum to 0 over the steps of an episode, but not over its tokens. A baseline over the
+    k-th steps of all members would be biased, since the policy decides which steps exist. So the mean is over one
+    episode.
     """
 
     name = "grpo_turns"

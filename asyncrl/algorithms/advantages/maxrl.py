@@ -10,8 +10,8 @@ from asyncrl.algorithms.batch import Episodes
 class MaxRl(SequenceAdvantage):
     """The reward relative to the group's mean, which gives rare successes more weight.
 
-    Formula: A = (R - mean) / mean, 0 where mean <= 0
-    Use: hard tasks with rewards of 0 and 1; for large groups it approaches the maximum likelihood of success
+    Formula: A = (R - mean) / mean where mean > 0, else 0; with the group's mean
+    Use: for hard tasks with rewards of 0 and 1; with large groups, it nearly maximises the likelihood of success
     Source: Maximum Likelihood Reinforcement Learning, 2026
     Caveat: rewards must not be negative. A single success among n members gets an advantage of n - 1.
     """

@@ -9,11 +9,13 @@ from asyncrl.algorithms.batch import Episodes
 class Opo(SequenceAdvantage):
     """The reward minus the group's length-weighted mean.
 
-    Formula: A = R - sum(len R) / sum(len) over the group, len in policy tokens
-    Use: when lengths differ much within a group: long members have larger gradients, so they have more weight in the
+    Formula: A = R - sum(len R) / sum(len), with the sums over the group, and len the number of policy tokens of a
+    member
+    Use: when lengths differ much within a group: long members have larger gradients, so they get more weight in the
     baseline
     Source: On-Policy RL with Optimal Reward Baseline, 2025
-    Caveat: the baseline is optimal only on on-policy data, and if the squared norm of a gradient grows with length.
+    Caveat: the baseline is optimal only if data are on-policy, and the squared norm of a member's gradient is
+    proportional to its length.
     """
 
     name = "opo"

@@ -15,17 +15,19 @@ class OptimalTokenBaseline(TokenAdvantage):
 
     A member's weight is the sum of its squared gradient norms (with respect to the logits) up to that token.
 
-    Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2 with the
-    ratio w = pi_prox / mu, left out if cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i
-    that have a token t
-    Use: long episodes of different lengths, for which the group's mean as a baseline leaves a high variance of
-    gradients
+    Formula: A_t = G_t - sum(G_t E_t) / (sum(E_t) + 1e-8), with both sums over the members of the group that have a
+    token t; G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2; pi_j is the
+    probability of token j under the proximal policy, and pi_j(v) that of token v of the vocabulary in its place; w =
+    pi_prox / mu; with cap=null, E_t has no factor min(w_j, cap)^2
+    Use: for long episodes of different lengths, where the group's mean as a baseline leaves gradients with a high
+    variance
     Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; multi_turn=true is verl's
     tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
-    Caveat: it needs the proximal policy's whole distributions, from a forward pass before the update. zero_tail leaves
-    out the baseline at every t that only one member has. verl leaves it out only at the end of the longest member,
-    where all others have ended. zero_tail and verl differ only with multi_turn=false, where other members may have a
-    tool token at t. The sums need 24 bytes on every rank for each token of each group's longest member.
+    Caveat: it needs the proximal policy's distributions over the vocabulary, from a forward pass before the update.
+    With zero_tail, the baseline is 0 at every t that a single member has. In verl, it is 0 only at the end of the
+    longest member, where all others have ended. The two rules can differ only with multi_turn=false, where other
+    members may have a tool token at t. The sums need 24 bytes on every rank for each token of each group's longest
+    member.
     """
 
     name = "optimal_token_baseline"
@@ -35,8 +37,10 @@ class OptimalTokenBaseline(TokenAdvantage):
     multi_turn: bool = param(
         True, "t counts policy tokens; false: t counts all tokens after the prompt, tool results included"
     )
-    zero_tail: bool = param(True, "no baseline at a t that no other member of the group has")
-    cap: float | None = param(None, "cap of the ratio w for old data; null: no ratio", "(0, inf]")
+    zero_tail: bool = param(True, "use the baseline 0 at every t that no other member of the group has")
+    cap: float | None = param(
+        None, "largest ratio w_j that E_t uses, for old data; null: E_t does not use the ratio", "(0, inf]"
+    )
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         groups = rollouts.episodes.groups

@@ -12,12 +12,13 @@ from asyncrl.algorithms.parts import param
 class Prime(Advantage):
     """Token rewards of an implicit process model and the outcome, each minus its mean over the group's other members.
 
-    Formula: r_t = beta log(pi_phi / pi_ref); A = whiten(sum_{s>=t} gamma^(s-t) (r_s - others' mean r) + outcome -
-    others' mean)
-    Use: dense rewards without step labels: the learner trains pi_phi on outcomes (implicit.train=true)
+    Formula: A_t = whiten(sum_{s>=t} gamma^(s-t) (r_s - m) + outcome_weight (outcome - m')); r_t = beta log(pi_phi /
+    pi_ref), with pi_phi the implicit reward model; m and m' are the means of r and of the outcome over the group's
+    other members
+    Use: for rewards on every token without labels of steps: the learner trains pi_phi on outcomes (implicit.train=true)
     Source: Process Reinforcement through Implicit Rewards, 2025
-    Caveat: without implicit.train, the step scores of the labels are the rewards r_s. A scorer that scores every token
-    gives the same result.
+    Caveat: without implicit.train, the rewards r_s are the step scores of the labels, at the ends of the steps. A
+    scorer that gives every token the score r_t leads to the same result.
     """
 
     name = "prime"

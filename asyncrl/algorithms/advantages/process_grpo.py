@@ -8,12 +8,12 @@ from asyncrl.algorithms.parts import param
 class ProcessGrpo(Advantage):
     """Normalised step scores, summed over the current and all later steps.
 
-    Formula: s_k normalised over all steps of the group; A_t = sum of s_k over all steps that end at or after t, plus
-    outcome_weight times the outcome normalised over the group
-    Use: a process model that can tell right steps from wrong steps
+    Formula: A_t = (sum of s_k over the steps k that end at or after t) + outcome_weight grpo(outcome); s_k is the score
+    of step k, normalised over all steps of the group
+    Use: when a process model can tell right steps from wrong steps
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process
     supervision)
-    Caveat: the sum rewards an episode for having more good steps; `pure` and `grpo_turns` do not.
+    Caveat: the sum rewards an episode for more good steps; `pure` and `grpo_turns` do not.
     """
 
     name = "process_grpo"

@@ -12,9 +12,11 @@ from asyncrl.errors import InvariantError
 class Pure(Advantage):
     """Min-form credit: an episode's process reward is nearly the score of its worst step.
 
-    Formula: r*_k = softmax_k(-r_k / T) r_k; b = (sum of r* over all steps of the group's other members) / (the policy
-    tokens of these members); A_t = sum over the steps that end at or after t of r*_k - b (policy tokens of step k)
-    Use: learned step scores in [-1, 1]; with a sum the policy could collect reward by many harmless steps
+    Formula: A_t = (sum of r*_k - b n_k over the steps k that end at or after t) + outcome_weight rloo(outcome); r*_k =
+    softmax_k(-r_k / T) r_k, with r_k the score of step k, and T the temperature; n_k is the number of policy tokens of
+    step k; b = (sum of r* over the steps of the group's other members) / (number of policy tokens of these members)
+    Use: for learned step scores in [-1, 1]: with the plain sum of the scores, the policy could collect reward by many
+    harmless steps
     Source: Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning, 2025
     Caveat: verifiable outcomes should be at least a tenth of the reward, else the policy learns to write one very long
     step.
@@ -26,7 +28,7 @@ class Pure(Advantage):
     uses_reward = False
 
     temperature: float = param(0.1, "temperature T; 0: only the worst step counts (the strict form)", "[0, inf)")
-    outcome_weight: float = param(0.0, "weight of the leave-one-out outcome, added to every token", "[0, inf)")
+    outcome_weight: float = param(0.0, "weight of rloo(outcome), which is added to every token", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         episodes, groups = rollouts.episodes, rollouts.episodes.groups

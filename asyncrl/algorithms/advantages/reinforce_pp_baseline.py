@@ -9,10 +9,10 @@ from asyncrl.algorithms.batch import Episodes
 class ReinforcePpBaseline(SequenceAdvantage):
     """REINFORCE++ with the group's mean as baseline.
 
-    Formula: A = whiten(R - mean over the group), over the policy tokens of the batch
-    Use: with groups, and one scale for the whole batch instead of one for each group
+    Formula: A = whiten(R - mean), with the group's mean, whitened over the policy tokens of the batch
+    Use: with groups, when one scale for the whole batch is better than one for each group
     Source: REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models, 2025
-    Caveat: whitening counts tokens, so long sequences have the most effect on its mean and scale.
+    Caveat: whitening counts tokens, so long sequences have the most effect on the mean and the scale.
     """
 
     name = "reinforce_pp_baseline"

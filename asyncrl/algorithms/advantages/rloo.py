@@ -9,10 +9,10 @@ from asyncrl.algorithms.batch import Episodes
 class Rloo(SequenceAdvantage):
     """REINFORCE with a leave-one-out baseline: the reward minus the mean of the group's other members.
 
-    Formula: A_i = R_i - mean of the other members = n / (n - 1) (R_i - mean)
-    Use: an unbiased group baseline without scaling
+    Formula: A = R - mean of the group's other members = (n / (n - 1)) (R - mean of all n members)
+    Use: for an unbiased baseline over the group, without scaling
     Source: Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs, 2024
-    Caveat: the member of a group of one has no baseline and gets 0.
+    Caveat: in a group of one there is no baseline, and A = 0.
     """
 
     name = "rloo"

@@ -8,21 +8,22 @@ from asyncrl.algorithms.parts import param
 class Vtrace(TokenAdvantage):
     """V-trace: values and advantages corrected for the age of the data by truncated importance ratios.
 
-    Formula: rho = min(rho_bar, w), c = lam min(c_bar, w); delta_t = rho_t (r_t + gamma V_{t+1} - V_t); v_t - V_t =
-    delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t = v_t
+    Formula: A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t), and the critic's target is R_t = v_t; v_t = V_t +
+    delta_t + gamma c_t (v_{t+1} - V_{t+1}); delta_t = min(rho_bar, w_t) (r_t + gamma V_{t+1} - V_t); c_t = lam
+    min(c_bar, w_t)
     Use: with a critic and data of several versions; choose loss gpg and no correction
     Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
-    Caveat: rho_bar determines the policy whose values are learned, and c_bar only the speed of convergence.
+    Caveat: rho_bar decides of which policy the values are learned; c_bar affects only how fast they converge.
     """
 
     name = "vtrace"
     needs_critic = True
     uses_ratio = True
 
-    lam: float = param(1.0, "lambda of the traces", "[0, 1]")
-    rho_bar: float = param(1.0, "cap of the ratio on temporal differences", "(0, inf]")
-    c_bar: float = param(1.0, "cap of the ratio on traces", "(0, inf]")
-    rho_pg_bar: float = param(1.0, "cap of the ratio on advantages", "(0, inf]")
+    lam: float = param(1.0, "lambda in c_t", "[0, 1]")
+    rho_bar: float = param(1.0, "largest ratio w_t that multiplies a temporal difference", "(0, inf]")
+    c_bar: float = param(1.0, "largest ratio w_t in c_t", "(0, inf]")
+    rho_pg_bar: float = param(1.0, "largest ratio w_t that multiplies an advantage", "(0, inf]")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         values, ratio, view = rollouts.values, rollouts.ratio, rollouts.view

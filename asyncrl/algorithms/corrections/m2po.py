@@ -11,10 +11,12 @@ class M2po(Correction):
     """Second-moment trust policy optimisation: drops the tokens with the most extreme log-ratios until the second
     moment is small.
 
-    Formula: drop the largest (log w)^2 until the mean of the rest is < tau, w = pi_prox / mu, over the global batch
-    Use: very old data, where clipping would drop too much
+    Formula: drop the tokens of the global batch with the largest (log w)^2, until the mean of the others is < tau; with
+    w = pi_prox / mu
+    Use: for very old data, of which a clip would drop too much
     Source: Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?, 2025
-    Caveat: equal values are dropped or kept together. The threshold is computed once per step, before the updates.
+    Caveat: tokens with equal (log w)^2 are dropped or kept together. The threshold is computed once per step, before
+    the updates.
     """
 
     name = "m2po"

@@ -10,10 +10,11 @@ from asyncrl.errors import ConfigError
 class Mask(LevelCorrection):
     """Masked importance sampling (IcePop, MIS): importance weights within two bounds. Tokens outside are dropped.
 
-    Formula: w = pi_prox / mu if low <= pi_prox / mu <= high, else dropped; the ratio is taken over the level's span
-    Use: when training and inference engines disagree on some tokens; truncation would keep these tokens
+    Formula: w = pi_prox / mu where low <= pi_prox / mu <= high, else the token is dropped; with the ratio over the span
+    that `level` names
+    Use: when training and inference engines disagree on some tokens, which truncation would keep
     Source: Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model, 2025
-    Caveat: low=0 with high=inf is plain importance sampling.
+    Caveat: with low=0 and high=inf it is plain importance sampling.
     """
 
     name = "mask"

@@ -7,9 +7,9 @@ class NoCorrection(Correction):
     """Treats the data as if the proximal policy had sampled them. An empty list of corrections does the same.
 
     Formula: w = 1
-    Use: on-policy data, or an advantage or loss that includes a correction (vtrace, reinforce)
+    Use: for on-policy data, or if the advantage or the loss corrects by itself (vtrace, reinforce)
     Source: Proximal Policy Optimization Algorithms, 2017, with recomputed log-probs
-    Caveat: biased as soon as behaviour and proximal policy differ.
+    Caveat: the gradient is biased as soon as the behaviour policy and the proximal policy differ.
     """
 
     name = "none"

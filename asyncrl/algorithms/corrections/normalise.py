@@ -9,13 +9,13 @@ from asyncrl.algorithms.corrections.base import Ages, Correction
 class Normalise(Correction):
     """Divides the weights by their mean over the global batch. Dropped tokens count as weight 0 in the mean.
 
-    Formula: w = w / m, m the mean of w over all N policy tokens, with w = 0 for dropped tokens; if w is the same for a
-    whole sequence (level sequence or geometric), m is the mean over the S sequences of each sequence's mean
+    Formula: w / m, with m the mean of w over all N policy tokens, where w = 0 for dropped tokens; if w is the same for
+    all tokens of a sequence (level sequence or geometric), each of the S sequences has the same weight in m
     Use: after truncate or mask, so that the correction does not change the size of the step
     Source: self-normalised importance sampling; Monte Carlo theory, methods and examples, 2013
-    Caveat: if an earlier correction drops tokens, the remaining tokens get larger weights, which are very large if few
-    remain. Later corrections only drop tokens, and do not change the weights again. verl and slime normalise before
-    they reject.
+    Caveat: if an earlier correction drops tokens, the remaining tokens get larger weights, and very large ones if few
+    tokens remain. Tokens that later corrections drop do not change the weights again. verl and slime normalise before
+    they drop tokens.
     """
 
     name = "normalise"

@@ -9,18 +9,19 @@ from asyncrl.algorithms.parts import param
 class Opsm(Correction):
     """Off-policy sequence masking: drops bad sequences that the policy has already moved away from.
 
-    Formula: drop the tokens with A < 0 of a sequence whose mean(log mu - log pi_theta) > delta
-    Use: old data, or several updates per step: negative samples far from the policy destabilise training
+    Formula: drop a token if A < 0, and the mean of log mu - log pi_theta over its sequence is > delta
+    Use: for old data, or several updates per step: samples with A < 0 that are far from the policy make training
+    unstable
     Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025. The paper's pi_old is the
     probability that the inference framework returned, which is mu
-    Caveat: it runs in every forward pass, so the update decides which sequences are dropped.
+    Caveat: it runs in every forward pass, so each update of a step may drop other sequences than the update before.
     """
 
     name = "opsm"
     follows_policy = True
     uses_ratio = False
 
-    delta: float = param(0.1, "largest mean log-ratio that is kept", "(0, inf)")
+    delta: float = param(0.1, "largest mean of log mu - log pi_theta that is kept", "(0, inf)")
 
     def keep(self, ages: Ages) -> Tensor:
         assert ages.log_policy is not None

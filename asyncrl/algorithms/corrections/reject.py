@@ -13,14 +13,14 @@ class Reject(Correction):
     """Drops tokens, turns or whole sequences if the divergence between behaviour and proximal policy is outside two
     bounds. Does not set weights.
 
-    Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, ratio = w, difference = pi_prox - mu, with w = pi_prox /
-    mu; keep if low <= k <= high
-    Use: trust regions on the data; for long episodes use over=sequence_mean. by=difference rarely drops tokens of small
-    probability, whose ratios are noise
+    Formula: keep if low <= k <= high; k is the divergence that `by` names (k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 -
+    log w, ratio = w, or difference = pi_prox - mu), over the tokens that `over` names; w = pi_prox / mu
+    Use: to train only on data within a trust region; for long episodes, choose over=sequence_mean. by=difference rarely
+    drops tokens of small probability, whose ratios are noise
     Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025; difference and turn_mean:
     Reinforcement Learning Optimization for Large-Scale Learning: An Efficient and User-Friendly Scaling Library, 2025
     (ROLL, whose bounds are -0.2 and 0.2, and whose segments are turns)
-    Caveat: k1 and difference have a sign, so set both bounds; k2 and k3 are never negative.
+    Caveat: k1 and difference can be negative, so set both bounds for them; k2 and k3 are never negative.
     """
 
     name = "reject"

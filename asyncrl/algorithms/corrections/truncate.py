@@ -10,11 +10,11 @@ from asyncrl.errors import ConfigError
 class Truncate(LevelCorrection):
     """Truncated importance sampling: importance weights with a cap and an optional floor.
 
-    Formula: w = max(floor, min(pi_prox / mu, cap)); the ratio is taken over the level's span
-    Use: the default correction; cap=inf is plain importance sampling
+    Formula: w = max(floor, min(pi_prox / mu, cap)), with the ratio over the span that `level` names
+    Use: by default; cap=inf is plain importance sampling
     Source: Truncated Importance Sampling, 2008; for LLMs, Your Efficient RL Framework Secretly Brings You Off-Policy RL
     Training, 2025
-    Caveat: cap and floor add bias. At sequence level the ratios of long episodes are mostly 0 or at the cap.
+    Caveat: cap and floor add bias. With level=sequence, most weights of long episodes are nearly 0 or at the cap.
     """
 
     name = "truncate"

@@ -12,12 +12,12 @@ class ZeroVariance(Correction):
     """Dynamic sampling in the learner: drops groups whose members all have the same score, since no member
     is better than another.
 
-    Formula: drop the group if max s - min s <= tolerance, s the score of the labels
-    Use: with a penalty on long episodes, which makes the rewards of equally good answers differ; with a KL or entropy
-    term, which would otherwise train such groups
+    Formula: drop the group if (max of s) - (min of s) <= tolerance, with s the score of its members that `score` names
+    Use: with a penalty on long episodes, which makes the rewards of equally good answers differ, or with a KL or an
+    entropy term, which would otherwise train such groups
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (dynamic sampling, by the accuracy)
-    Caveat: the batch shrinks; replay.filter.zero_variance instead replaces the groups. If rewards include more than the
-    outcome, such as process scores, set score=reward.
+    Caveat: the batch becomes smaller, while replay.filter.zero_variance replaces the groups. If rewards contain more
+    than the outcome, such as process scores, set score=reward.
     """
 
     name = "zero_variance"
@@ -26,8 +26,8 @@ class ZeroVariance(Correction):
 
     score: str = param(
         "outcome",
-        "the score that is compared; outcome: before any shaping; reward: after all reward changes; or the name of an "
-        "extra score",
+        "score that is compared; outcome: the outcome before any shaping; reward: the reward after all changes; or the "
+        "name of an extra score",
     )
     tolerance: float = param(0.0, "largest spread of scores that counts as equal", "[0, inf)")
 

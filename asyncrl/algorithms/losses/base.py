@@ -110,8 +110,8 @@ class Loss(Part):
 class ClippedLoss(Loss):
     """A loss with a ratio clipped to [1 - clip_low, 1 + clip_high]. A larger clip_high is known as clip-higher."""
 
-    clip_low: float = param(0.2, "the ratio is clipped below 1 - clip_low", "[0, 1]")
-    clip_high: float = param(0.2, "the ratio is clipped above 1 + clip_high", "[0, inf]")
+    clip_low: float = param(0.2, "the ratio is clipped to at least 1 - clip_low", "[0, 1]")
+    clip_high: float = param(0.2, "the ratio is clipped to at most 1 + clip_high", "[0, inf]")
 
     def clip(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
@@ -128,7 +128,7 @@ class ClippedLoss(Loss):
 class DualClippedLoss(ClippedLoss):
     """A clipped loss with an optional further bound for negative advantages."""
 
-    dual_clip: float | None = param(None, "bound on r if A < 0; null: no bound", "(1, inf]")
+    dual_clip: float | None = param(None, "largest r that the loss counts where A < 0; null: no bound", "(1, inf]")
 
     def bounded(self, ratio: Tensor, advantages: Tensor) -> TokenLosses:
         """The clipped surrogate loss for ratio float[M]. If A < 0, it is at most -dual_clip A."""

@@ -9,9 +9,9 @@ class Cispo(ClippedLoss):
     its gradient.
 
     Formula: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi_theta
-    Use: rare but decisive tokens, such as "however" or "wait", that ppo would clip
+    Use: to keep the gradient of rare but decisive tokens, such as "however" or "wait", which ppo would clip
     Source: MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025
-    Caveat: there is no trust region. The paper has no lower bound (clip_low=1).
+    Caveat: there is no trust region. As in the paper, there is no lower bound by default (clip_low=1).
     """
 
     name = "cispo"

@@ -13,9 +13,9 @@ from asyncrl.errors import ConfigError
 class ClipCov(Ppo):
     """PPO without the gradient of a few random tokens of high covariance, which keeps the entropy up.
 
-    Formula: ppo, but 0 on a random `share` of the tokens, chosen among those with cov_low < (log pi - mean)(A - mean) <
-    cov_high
-    Use: when entropy collapses early
+    Formula: 0 for the chosen tokens, else the loss of ppo; the tokens are chosen at random among those with
+    cov_low < (log pi_prox - mean) (A - mean) < cov_high, at most `share` of all policy tokens
+    Use: when the entropy collapses early
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
     Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. The random draw depends only
     on version, sequence and position.
@@ -24,9 +24,9 @@ class ClipCov(Ppo):
     name = "clip_cov"
     selects = True
 
-    share: float = param(2e-4, "share of all policy tokens that lose their gradient, at least one token", "(0, 1]")
-    cov_low: float = param(1.0, "covariance above which a token may be chosen", "(-inf, inf)")
-    cov_high: float = param(5.0, "covariance below which a token may be chosen", "(-inf, inf]")
+    share: float = param(2e-4, "share of all policy tokens that lose their gradient; at least one token does", "(0, 1]")
+    cov_low: float = param(1.0, "a token may be chosen if its covariance is above this", "(-inf, inf)")
+    cov_high: float = param(5.0, "a token may be chosen if its covariance is below this", "(-inf, inf]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

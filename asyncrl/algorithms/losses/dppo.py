@@ -14,7 +14,7 @@ class Dppo(Loss):
     further away."""
 
     delta: float = param(..., "largest distance from the behaviour policy", "(0, inf)")
-    delta_low: float | None = param(None, "delta for A <= 0; null: delta", "(0, inf)")
+    delta_low: float | None = param(None, "the same as delta where A <= 0; null: delta", "(0, inf)")
     cap: float = param(20.0, "largest ratio that is used as a weight", "(0, inf]")
 
     @abstractmethod
@@ -36,16 +36,16 @@ class DppoTv(Dppo):
     """Divergence proximal policy optimisation: a trust region that limits the total variation between policy and
     behaviour. Only two outcomes are compared: the sampled token, and all other tokens together.
 
-    Formula: -sg(min(r, cap)) A log pi_theta, dropped where A > 0 and pi_theta - mu > delta, or A <= 0 and pi_theta - mu
-    < -delta_low
-    Use: instead of ppo with large vocabularies: a ratio clips rare tokens too early and frequent ones too late
+    Formula: -sg(min(r, cap)) A log pi_theta, but 0 where A > 0 and pi_theta - mu > delta, and where A <= 0 and
+    pi_theta - mu < -delta_low
+    Use: instead of ppo for large vocabularies: a clip of ratios stops rare tokens too early, and frequent ones too late
     Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
     Caveat: the region is around the behaviour policy, so old data leave less room.
     """
 
     name = "dppo_tv"
 
-    delta: float = param(0.15, "largest difference of probabilities if A > 0", "(0, 1]")
+    delta: float = param(0.15, "largest pi_theta - mu where A > 0", "(0, 1]")
 
     def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
         return (policy - behaviour).abs()
@@ -54,16 +54,16 @@ class DppoTv(Dppo):
 class DppoKl(Dppo):
     """Like dppo_tv, but the trust region limits the KL from behaviour to policy.
 
-    Formula: the loss of dppo_tv, dropped if mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta and A pushes pi
-    further away from mu
-    Use: the same as dppo_tv; it is more sensitive for probabilities close to 0 or 1
+    Formula: -sg(min(r, cap)) A log pi_theta, but 0 where A > 0, pi_theta > mu and d > delta, and where A <= 0,
+    pi_theta < mu and d > delta_low; with d = mu log(mu / pi_theta) + (1 - mu) log((1 - mu) / (1 - pi_theta))
+    Use: as dppo_tv; this distance d is more sensitive for probabilities close to 0 or 1
     Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
     Caveat: the region is around the behaviour policy, so old data leave less room.
     """
 
     name = "dppo_kl"
 
-    delta: float = param(0.05, "largest binary KL if A > 0", "(0, inf)")
+    delta: float = param(0.05, "largest distance d where A > 0", "(0, inf)")
 
     def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
         return binary_kl(behaviour, policy)

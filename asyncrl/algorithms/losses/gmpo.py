@@ -9,11 +9,13 @@ from asyncrl.algorithms.parts import param
 class Gmpo(Loss):
     """Geometric-mean policy optimisation: one ratio per sequence, the geometric mean of its tokens' clipped ratios.
 
-    Formula: -exp(mean over the sequence of l) mean A, l = min(log r, clip_high) if A > 0, else max(log r, -clip_low)
-    Use: a sequence-level loss that a few outlying tokens do not dominate; with aggregation seq-mean-token-mean
+    Formula: -exp(mean of l) (mean of A) for every token, both means over its sequence; with l = min(log r, clip_high)
+    where A > 0, else max(log r, -clip_low)
+    Use: when a loss with one ratio per sequence should not be dominated by a few outlying tokens; choose aggregation
+    seq-mean-token-mean
     Source: Geometric-Mean Policy Optimization, 2025
-    Caveat: the bounds are on log r. Token advantages are averaged over the sequence. Corrections must have level
-    sequence or geometric.
+    Caveat: the bounds are on log r, not on r. The advantages of tokens are averaged over the sequence. Corrections must
+    have level sequence or geometric.
     """
 
     name = "gmpo"

@@ -7,9 +7,9 @@ class Gpg(Loss):
     """The plain policy gradient.
 
     Formula: -A log pi_theta
-    Use: on-policy data with one update per step, or vtrace, whose advantages are already corrected
+    Use: for on-policy data with one update per step, or with advantage vtrace, which already corrects for old data
     Source: GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning, 2025
-    Caveat: no term limits the policy's change in a second update.
+    Caveat: nothing limits how far a second update of the same step moves the policy.
     """
 
     name = "gpg"

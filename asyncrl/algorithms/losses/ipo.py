@@ -11,13 +11,14 @@ class Ipo(Loss):
     """The policy gradient within a symmetric trust region: a token whose probability is far from the behaviour policy's
     is dropped, for either sign of its advantage. It is not the preference loss IPO.
 
-    Formula: -A min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta even beyond the cap; dropped where
-    |pi_theta - mu| > delta; plus pull log^2 s on every token
+    Formula: -A r + pull log^2(pi_theta / mu), without the first term where |pi_theta - mu| > delta; with
+    r = min(pi_theta / mu, cap), and the gradient of r equal to r times the gradient of log pi_theta, even beyond the
+    cap
     Use: instead of dppo_tv for older data: a token far from the behaviour policy is dropped even if its update would
     move it back
     Source: the loss `ipo` of the library prime-rl, 2026; its first releases had delta=0.1 (eps there) and pull=0.001
     (kl_tau there), later ones have 0.3 and no pull
-    Caveat: s is the whole ratio, so no correction may set weights.
+    Caveat: pi_theta / mu is the whole ratio, so no correction may set weights.
     """
 
     name = "ipo"

@@ -11,17 +11,17 @@ from asyncrl.algorithms.parts import param
 class KlCov(Loss):
     """The unclipped surrogate with a penalty on the tokens of the highest covariance, which keeps the entropy up.
 
-    Formula: -r A, plus weight |log r| on the `share` of tokens with the highest (log pi - mean)(A - mean)
-    Use: when entropy collapses early; smoother than clip_cov
+    Formula: -r A + weight |log r| for the `share` of all policy tokens with the highest (log pi_prox - mean) (A -
+    mean), and -r A for all other tokens
+    Use: when the entropy collapses early; the penalty is smoother than the choice of clip_cov
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. All other tokens have neither
-    a penalty nor a clip.
+    Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. There is no clip.
     """
 
     name = "kl_cov"
     selects = True
 
-    share: float = param(2e-4, "share of all policy tokens that are penalised, at least one token", "(0, 1]")
+    share: float = param(2e-4, "share of all policy tokens that are penalised; at least one token is", "(0, 1]")
     weight: float = param(1.0, "weight of the penalty", "[0, inf)")
 
     def select(self, candidates: Candidates) -> Tensor:

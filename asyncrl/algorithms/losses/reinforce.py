@@ -8,11 +8,11 @@ from asyncrl.algorithms.parts import param
 class Reinforce(Loss):
     """REINFORCE with truncated importance sampling directly from the behaviour policy.
 
-    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta; the ratio is taken over the level's span
-    Use: off-policy data without a proximal policy: one ratio does the whole correction
+    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta, with the ratio pi_theta / mu over the span that `level` names
+    Use: for off-policy data without a proximal policy: one ratio does the whole correction
     Source: Simple statistical gradient-following algorithms for connectionist reinforcement learning, 1992; Truncated
     Importance Sampling, 2008
-    Caveat: there is no trust region. Only the cap and the learning rate limit a step.
+    Caveat: there is no trust region. The cap and the learning rate alone limit a step.
     """
 
     name = "reinforce"
@@ -20,7 +20,7 @@ class Reinforce(Loss):
     reads_proximal = False
 
     level: str = param("token", LEVEL_MEANING, choices=LEVELS)
-    cap: float = param(2.0, "largest weight", "(0, inf]")
+    cap: float = param(2.0, "largest ratio that is used as a weight", "(0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
         log_ratio = clamp_log(updates.logprobs.detach() - updates.behaviour)

@@ -13,7 +13,8 @@ class Sapo(Loss):
     """Soft adaptive policy optimisation: a smooth gate instead of a clip. The gradient fades as the ratio moves away
     from 1.
 
-    Formula: -(4 / tau) sigmoid(tau (r - 1)) A, tau = tau_pos where A > 0 else tau_neg; where A < 0 at most -dual_clip A
+    Formula: -(4 / tau) sigmoid(tau (r - 1)) A, and at most -dual_clip A where A < 0; with tau = tau_pos where A > 0,
+    else tau_neg
     Use: instead of ppo if the edge of the clip causes instability
     Source: Soft Adaptive Policy Optimization, 2025
     Caveat: at r = 1, the gradient equals the gradient of -r A, but the value is -2 A / tau.

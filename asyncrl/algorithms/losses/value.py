@@ -29,17 +29,16 @@ class ClippedValue(Value):
     """The larger of two squared errors to the return: of the value, and of the value clipped to a range around the old
     value.
 
-    Formula: 1/2 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)
-    Use: the critic of gae and vtrace; clip=null gives the plain squared error
+    Formula: max((V - R)^2, (min(max(V, V_old - clip), V_old + clip) - R)^2) / 2; with V the value, V_old the value
+    before the step, and R the return
+    Use: by default, for the critic of gae and vtrace; clip=null gives the plain squared error
     Source: Proximal Policy Optimization Algorithms, 2017 (its reference implementation)
     Caveat: the clip has the unit of the return: use a wider clip for large returns.
     """
 
     name = "clipped"
 
-    clip: float | None = param(
-        0.2, "largest move of a value from its old value before the loss is clipped; null: no clip", "(0, inf]"
-    )
+    clip: float | None = param(0.2, "largest move of a value from V_old that is not clipped; null: no clip", "(0, inf]")
 
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         plain = (values - returns).square()
@@ -52,8 +51,8 @@ class ClippedValue(Value):
 class HuberValue(Value):
     """The squared error near the return, and the absolute error far from it, which limits the effect of outliers.
 
-    Formula: e^2 / 2 if |e| <= delta else delta (|e| - delta / 2), e = V - R
-    Use: returns with outliers, such as rare large rewards
+    Formula: e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2); with e = V - R
+    Use: when returns have outliers, such as rare large rewards
     Source: Robust Estimation of a Location Parameter, 1964
     Caveat: delta has the unit of the return.
     """

@@ -14,10 +14,10 @@ class BestOfN(Reward):
     """Removes a named score from the rewards of all members of a group except the best. Members with the same best
     score keep it.
 
-    Formula: R - weight max(s, 0) if s is below the largest s of the group, else R; s is a named score of the labels
+    Formula: R - weight max(s, 0) where s < (max of s over the group), else R; with s the score that `score` names
     Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer with the best process score is rewarded
     Source: no paper; an aggregation of verl's process-reward managers
-    Caveat: a negative score is kept: if it were removed, a worse score would increase the reward.
+    Caveat: a negative score stays in the reward: without it, a worse score would mean a larger reward.
     """
 
     name = "best_of_n"

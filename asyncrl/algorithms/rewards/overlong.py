@@ -11,18 +11,19 @@ from asyncrl.errors import ConfigError
 class Overlong(Reward):
     """A soft penalty on episodes whose policy tokens come close to the length limit.
 
-    Formula: R + weight clamp((max_length - buffer - len) / buffer, -1, 0), len in policy tokens
-    Use: when episodes are cut off at a limit, so that the cut does not add noise to rewards
+    Formula: R + weight clamp((max_length - buffer - len) / buffer, -1, 0), with len the number of policy tokens
+    Use: when episodes are cut off at a limit, so that the cut adds less noise to rewards
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
-    Caveat: tool tokens do not count: choose max_length for the policy's own tokens.
+    Caveat: tokens of tool results do not count: choose max_length for the policy's own tokens.
     """
 
     name = "overlong"
 
-    max_length: int = param(..., "policy tokens from which the full penalty applies", "[1, inf)")
+    max_length: int = param(..., "number of policy tokens from which on the full penalty applies", "[1, inf)")
     buffer: int | None = param(
         None,
-        "policy tokens below max_length over which the penalty grows; null: a fifth of max_length, as in the paper",
+        "number of last policy tokens before max_length, over which the penalty grows from 0; null: a fifth of "
+        "max_length, as in the paper",
         "[1, inf)",
     )
     weight: float = param(1.0, "the full penalty", "[0, inf)")

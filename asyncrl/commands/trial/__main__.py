@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,7 @@ from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
+from asyncrl.launch.preflight.truths import check_columns
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.sandbox.sandboxes import open_sandbox
@@ -87,7 +90,32 @@ def main(argv: Sequence[str]) -> int:
     given = _parser().parse_intermixed_args(argv)
     log_to_stderr()
     request = TrialRequest(given.tasks, given.index, given.answers, tuple(given.words), given.config_dir)
-    return 0 if try_out(request, Transcript(Console(highlight=False))) else EXIT_FAILURE
+    transcript = Transcript(Console(highlight=False))
+    try:
+        with _without_tracebacks():
+            return 0 if try_out(request, transcript) else EXIT_FAILURE
+    except SystemExit as error:
+        transcript.failure(f"your own code tried to end the program: {reason_of(error)}")
+        return EXIT_FAILURE
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Drop tracebacks from the log during the block: the message has the line of the user's code."""
+
+    def untraced(record: logging.LogRecord) -> bool:
+        record.exc_info = None
+        return True
+
+    handlers = logging.getLogger().handlers
+    if not logging.getLogger().isEnabledFor(logging.DEBUG):
+        for each in handlers:
+            each.addFilter(untraced)
+    try:
+        yield
+    finally:
+        for each in handlers:
+            each.removeFilter(untraced)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,6 +153,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         rules = load_rules(
             config.scoring, lambda: tokenizer, sandbox
         )  # This comes before the episode, so that a wrong rule is refused early.
+        check_columns(rules, tasks, request.index, config.data.columns)
         step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
         ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
         chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)

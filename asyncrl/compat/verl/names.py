@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -157,23 +159,75 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},
     "verl.workers.reward_manager.registry": {"register": register},
 }
-"""The modules of verl that can be imported, and the names in each. Other modules of verl cannot be imported."""
+"""Modules of verl that can be imported, and the names in each."""
+
+_TOOLS = "asyncrl.compat.verl.tools"
+_SCHEMAS = (
+    *("OpenAIFunctionCallSchema", "OpenAIFunctionParametersSchema", "OpenAIFunctionParsedSchema"),
+    *("OpenAIFunctionPropertySchema", "OpenAIFunctionSchema", "OpenAIFunctionToolCall", "OpenAIFunctionToolSchema"),
+    "ToolResponse",
+)
+_TOOL_REGISTRY = ("ToolType", "get_tool_class", "initialize_tools_from_config", "load_all_tools")
+_FUNCTIONS = (
+    *("FUNCTION_TOOL_REGISTRY", "FunctionTool", "function_tool", "get_function_tool", "load_function_tools_from_path"),
+    "normalize_function_tool_return",
+)
+LATER: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "verl.tools": ("", ()),
+    "verl.tools.base_tool": (f"{_TOOLS}.base", ("BaseTool", "OpenAIFunctionToolSchema", "ToolResponse")),
+    "verl.tools.function_tool": (f"{_TOOLS}.functions", _FUNCTIONS),
+    "verl.tools.gsm8k_tool": (f"{_TOOLS}.gsm8k", ("Gsm8kTool",)),
+    "verl.tools.schemas": (f"{_TOOLS}.schemas", _SCHEMAS),
+    "verl.tools.tool_registry": (f"{_TOOLS}.registry", _TOOL_REGISTRY),
+    "verl.tools.utils": ("", ()),
+    "verl.tools.utils.tool_registry": (f"{_TOOLS}.registry", _TOOL_REGISTRY),
+}
+"""Further modules of verl, each with asyncrl's module and the names in it. They are imported when a program first needs
+a name, since they need pydantic. Other modules of verl than these and MODULES cannot be imported."""
 
 
 def provide_verl() -> bool:
-    """Let this process import the names in MODULES. Return False, and do nothing, if verl itself is installed."""
+    """Let this process import the names in MODULES and LATER.
+
+    Return False, and do nothing, if verl itself is installed.
+    """
     found = sys.modules.get("verl")
     if found is not None:
         return getattr(found, "DataProto", None) is DataProto
     if find_spec("verl") is not None:
         return False
     for name, content in MODULES.items():
-        module = ModuleType(name, f"asyncrl's counterpart of {name}.")
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        module.__path__ = []
-        vars(module).update(content)
-        sys.modules[name] = module
-        parent, _, last = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], last, module)
+        _add_module(name, content)
+    for name, (place, names) in LATER.items():
+        vars(_add_module(name, {}))["__getattr__"] = _Later(name, place, names)
     return True
+
+
+def _add_module(name: str, content: Mapping[str, Any]) -> ModuleType:
+    module = ModuleType(name, f"asyncrl's counterpart of {name}.")
+    module.__spec__ = ModuleSpec(name, None, is_package=True)
+    module.__path__ = []
+    vars(module).update(content)
+    sys.modules[name] = module
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+    return module
+
+
+@dataclass(frozen=True)
+class _Later:
+    """Fills the module `module` with `names` of our module `place` when the first of them is asked for."""
+
+    module: str
+    place: str
+    names: tuple[str, ...]
+
+    def __call__(self, name: str) -> Any:
+        if name not in self.names:
+            raise AttributeError(f"asyncrl's counterpart of {self.module} has no {name}")
+        ours = import_module(self.place)
+        # The registry of function tools belongs to this module of verl.
+        found = ours.FunctionTools().names() if self.names is _FUNCTIONS else vars(ours)
+        vars(sys.modules[self.module]).update({each: found[each] for each in self.names})
+        return found[name]

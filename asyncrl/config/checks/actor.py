@@ -41,6 +41,8 @@ def _agents(actor: ActorConfig) -> Iterator[str]:
         yield f"actor.interactions {agent}: an agent plays the user itself; leave one of them out"
     if actor.mcp_servers and agent:
         yield f"actor.mcp_servers {agent}: an agent connects to its servers itself; leave one of them out"
+    if actor.verl_tools and agent:
+        yield f"actor.verl_tools {agent}: an agent brings its own tools; leave one of them out"
     if actor.agent_options and actor.agent is None:
         yield "actor.agent_options actor.agent: the options need an agent; set the second key, or set the first to {}"
     if actor.agent_processes is not None and not actor.agent_command:
@@ -62,8 +64,9 @@ def _environments(actor: ActorConfig) -> Iterator[str]:
         yield f"{key} {agent}: an agent plays the environment itself; leave one of them out"
     if actor.tools not in ([], ActorConfig().tools):
         yield f"actor.tools {key}: the methods of an environment are the tools of its episodes; leave out the first"
-    if actor.mcp_servers:
-        yield f"actor.mcp_servers {key}: the methods of an environment are the tools of its episodes; leave out one"
+    for other in ("mcp_servers", "verl_tools"):
+        if getattr(actor, other):
+            yield f"actor.{other} {key}: the methods of an environment are the tools of its episodes; leave out one"
 
 
 def _response_format(actor: ActorConfig, engine_kind: str) -> Iterator[str]:
@@ -84,8 +87,9 @@ def _response_format(actor: ActorConfig, engine_kind: str) -> Iterator[str]:
     elif actor.has_environments:
         key = "actor.environments" if actor.environment is None else "actor.environment"
         yield f"actor.response_format {key}: a turn under a grammar cannot call tools; set the first to {{}}"
-    elif actor.mcp_servers:
-        yield "actor.response_format actor.mcp_servers: a turn under a grammar cannot call tools; leave out one"
+    elif actor.mcp_servers or actor.verl_tools:
+        other = "mcp_servers" if actor.mcp_servers else "verl_tools"
+        yield f"actor.response_format actor.{other}: a turn under a grammar cannot call tools; leave out one"
     elif actor.tools:
         yield "actor.response_format actor.tools: a turn under a grammar cannot call tools; set actor.tools=[]"
     if actor.temperature != 1:

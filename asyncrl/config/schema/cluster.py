@@ -30,7 +30,7 @@ class RayConfig:
     )
     replay_resource: str | None = option(
         None,
-        "custom Ray resource of the node that runs the replay, with the store on its disk; null: the node on which "
+        "custom Ray resource that marks the node for the replay, whose disk holds the store; null: the node on which "
         "the run began, found by its address",
     )
 
@@ -46,7 +46,9 @@ class AutoscaleConfig:
         [], "smallest and largest number of scorers, as [1, 4]; empty: a fixed number", f"[1, {MOST}]"
     )
     every_s: float = option(30.0, "seconds between two checks of the metrics", "[1, inf)")
-    patience: int = option(3, "checks in a row that must agree before one process is added or removed", "[1, inf)")
+    patience: int = option(
+        3, "number of checks in a row that must agree before one process is added or removed", "[1, inf)"
+    )
 
 
 @dataclass
@@ -59,7 +61,7 @@ class SlurmConfig:
     )
     srun: list[str] = option([], "further options of each srun, such as [--container-image=FILE]")
     container: list[str] = option(
-        [], "words in front of each command that run it in a container, such as [apptainer, exec, --nv, FILE]"
+        [], "words that are put before each command, and run it in a container, such as [apptainer, exec, --nv, FILE]"
     )
     python: str | None = option(None, "Python interpreter of the roles; null: the batch script's interpreter")
 
@@ -81,7 +83,7 @@ class ClusterConfig:
         "argument",
     )
     gpus: int | None = option(
-        None, "number of GPUs that the run uses on each host, from the first GPU on; null: all", f"[0, {MOST}]"
+        None, "number of GPUs that the run uses on each host, counted from the first GPU; null: all", f"[0, {MOST}]"
     )
     cpus: int | None = option(None, "number of CPUs that the run uses on each host; null: all", "[1, inf)")
     pools: dict[str, dict[str, int]] = option(
@@ -97,7 +99,7 @@ class ClusterConfig:
     )
     colocated: bool = option(
         False,
-        "learner and servers take turns on the same GPUs; this needs replay.max_lag=0 (synchronous training) and "
+        "true: learner and servers take turns on the same GPUs. This needs replay.max_lag=0 (synchronous training) and "
         "SGLang servers that the run starts (docs/cluster.md)",
     )
     actors: int | None = option(
@@ -112,16 +114,23 @@ class ClusterConfig:
     )
     learner_ranks: int | None = option(
         None,
-        "ranks of the learner on each of its hosts; null: one on each GPU that the placement leaves to the learner",
+        "number of the learner's ranks on each of its hosts; null: one on each GPU that the placement leaves to the "
+        "learner",
         "[1, inf)",
     )
-    actor_threads: int | None = option(None, "torch threads of one actor; null: a share of the CPUs", "[1, inf)")
-    scorer_threads: int | None = option(None, "torch threads of one scorer; null: a share of the CPUs", "[1, inf)")
+    actor_threads: int | None = option(
+        None, "number of torch threads of one actor; null: a share of the CPUs", "[1, inf)"
+    )
+    scorer_threads: int | None = option(
+        None, "number of torch threads of one scorer; null: a share of the CPUs", "[1, inf)"
+    )
     learner_threads: int | None = option(
-        None, "torch threads of one learner rank; null: a share of the CPUs", "[1, inf)"
+        None, "number of torch threads of one learner rank; null: a share of the CPUs", "[1, inf)"
     )
     max_restarts: int = option(
-        20, "failures of a role that the run survives; 5 minutes without a failure reset the count", "[0, inf)"
+        20,
+        "number of failures of a role that the run survives; the count starts again if the role runs for 5 minutes",
+        "[0, inf)",
     )
     restart_pause_s: float = option(
         60.0,
@@ -130,14 +139,14 @@ class ClusterConfig:
     )
     hang_timeout_s: float = option(
         600.0,
-        "seconds without a heartbeat after which a process is killed and started again; for the learner's main "
-        "thread, learner.rank_timeout_s if that is more",
+        "seconds without a heartbeat after which a process is killed and started again; the learner's main thread may "
+        "take learner.rank_timeout_s if that is longer",
         "[5, inf)",
     )
     drain_s: float = option(
         0.0,
-        "seconds for actors and scorers to finish and deliver their episodes when the run stops or `asyncrl scale` "
-        "removes them; unfinished episodes are run or scored again later",
+        "seconds that actors and scorers have to finish and deliver their episodes when the run stops, or when "
+        "`asyncrl scale` removes these processes; unfinished episodes are run or scored again later",
         "[0, inf)",
     )
 
@@ -172,7 +181,7 @@ class NetworkConfig:
     keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md", secret="none")
     insecure: bool = option(False, "allow addresses that other machines can reach even without keys")
     max_message_mb: int = option(
-        256, "megabytes of the largest message part; a larger part closes its connection", "[1, 4095]"
+        256, "largest size of one part of a message, in megabytes; a larger part closes its connection", "[1, 4095]"
     )
 
     @property

@@ -24,18 +24,29 @@ class ActorConfig:
     """Episodes: how many at once, and their limits."""
 
     concurrency: int | None = option(
-        None, "episodes that one actor runs at once; null: learner.batch_size, at most 64", "[1, inf)"
+        None, "number of episodes that one actor runs at once; null: learner.batch_size, but at most 64", "[1, inf)"
     )
     temperature: float = option(
-        1.0, "sampling temperature of training episodes", "(0, inf)", fixed="stored log-probs are at this temperature"
+        1.0,
+        "sampling temperature of training episodes",
+        "(0, inf)",
+        fixed="stored log-probs were computed at this temperature",
     )
     episode_timeout_s: float = option(3600.0, "seconds after which an episode fails and is tried again", "(0, inf)")
-    max_turns: int = option(8, "most assistant turns of an episode", "[1, inf)")
-    max_turn_tokens: int = option(512, "most tokens of one assistant turn", "[1, inf)")
-    max_tokens: int = option(4096, "most tokens of an episode's sequence, with prompt and tool results", "[1, inf)")
+    max_turns: int = option(8, "maximum number of assistant turns in an episode", "[1, inf)")
+    max_turn_tokens: int = option(512, "maximum number of tokens in one assistant turn", "[1, inf)")
+    max_tokens: int = option(
+        4096, "maximum number of tokens in an episode's sequence, prompt and tool results included", "[1, inf)"
+    )
     tools: list[str] = option(
         ["calculator"],
         "tools of the policy: built-in names or dotted paths of Tool classes",
+        fixed="all members of a group have the same tools",
+    )
+    verl_tools: list[Any] = option(
+        [],
+        "tools written for verl: the entries of a file of its tool_config_path, {class_name: ..., config: {...}, "
+        "tool_schema: {...}}, or {function_tool_path: FILE} (docs/tools.md)",
         fixed="all members of a group have the same tools",
     )
     mcp_servers: dict[str, Any] = option(
@@ -59,17 +70,20 @@ class ActorConfig:
     )
     environment_timeout_s: float = option(60.0, "seconds that one call of an environment may take", "(0, inf)")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take", "(0, inf)")
-    tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
+    tool_retries: int = option(
+        2, "number of further attempts at a tool call that fails, before the episode fails", "[0, inf)"
+    )
     max_failure_share: float | None = option(
         None,
-        "a run ends if at least this share of its latest episodes, or scorings, failed for a minute; null: 0.9 until "
-        "fewer than half fail for the first time, and no limit from then on. A run whose first episodes all fail ends "
-        "in any case (docs/faults.md)",
+        "the run ends if, for a minute, at least this share of the latest episodes failed, or of the latest scorings; "
+        "null: 0.9 until the share is below a half for the first time, and no limit from then on. A run whose first "
+        "episodes all fail ends in any case (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(
         4096,
-        "most characters of a tool's result or a user's message; the middle of a longer text is cut out",
+        "maximum number of characters in a tool's result or a simulated user's message; the middle of a longer text "
+        "is cut out",
         "[1, inf)",
     )
     interactions: dict[str, Any] = option(
@@ -79,7 +93,7 @@ class ActorConfig:
     )
     interaction_timeout_s: float = option(60.0, "seconds that one call of a simulated user may take", "(0, inf)")
     max_user_turns: int | None = option(
-        None, "most messages of a simulated user in an episode; null: any number", "[1, inf)"
+        None, "maximum number of messages of a simulated user in an episode; null: no limit", "[1, inf)"
     )
     template_kwargs: dict[str, Any] = option(
         {},
@@ -120,8 +134,8 @@ class ActorConfig:
     )
     history: str = option(
         "sampled",
-        "history that a later turn continues; sampled: the sampled tokens; template: the conversation as the chat "
-        "template renders it (docs/agents.md)",
+        "history that a later turn continues; sampled: the tokens of the earlier turns as they were sampled; "
+        "template: the conversation as the chat template renders it (docs/agents.md)",
         choices=("sampled", "template"),
         fixed="all members of a group are rendered alike",
     )
@@ -133,23 +147,23 @@ class ActorConfig:
     )
     agent_options: dict[str, Any] = option(
         {},
-        "further arguments of the function or class actor.agent, such as {url: http://...}",
+        "further arguments of the function or class that actor.agent names, such as {url: http://...}",
     )
     agent_command: list[str] = option(
         [],
-        "program, with its arguments, that plays the episodes instead of the actor (docs/agents.md)",
+        "program that plays the episodes instead of the actor, and its arguments (docs/agents.md)",
         fixed="all members of a group are played by one agent",
     )
     agent_processes: int | None = option(
         None,
-        "number of programs of actor.agent_command, each of which plays one episode after another; null: a new program "
-        "for each episode",
+        "number of processes of actor.agent_command that one actor starts, each of which plays one episode after "
+        "another; null: a new process for each episode",
         "[1, inf)",
     )
     agent_environment: dict[str, str] = option(
         {},
-        "environment variables of the program actor.agent_command, in addition to PATH, HOME, LANG, LC_ALL, TMPDIR, "
-        "USER and PYTHONUNBUFFERED",
+        "environment variables of the program that actor.agent_command names, in addition to PATH, HOME, LANG, LC_ALL, "
+        "TMPDIR, USER and PYTHONUNBUFFERED",
         secret="all",
     )
     agent_sessions: bool = option(
@@ -164,16 +178,17 @@ class ActorConfig:
         secret="all",
     )
     session_timeout_s: float = option(
-        300.0, "seconds without a request of its remote agent after which an episode fails", "(0, inf)"
+        300.0, "seconds after which an episode fails if its remote agent has made no request", "(0, inf)"
     )
     max_total_tokens: int = option(
-        16384, "most tokens of all sequences of an episode together (docs/agents.md)", "[1, inf)"
+        16384, "maximum number of tokens in all sequences of an episode together (docs/agents.md)", "[1, inf)"
     )
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
-    chat_api_port: int = option(0, "port at actor.chat_api_host; 0: any free port", "[0, 65535]")
+    chat_api_port: int = option(0, "port at which agents reach the policy; 0: any free port", "[0, 65535]")
     step_split: str = option(
         "turn",
-        "unit that gets a step score: turn, paragraph, line, or the dotted path of a function that splits a turn",
+        "what gets a step score: a turn, a paragraph or a line (turn, paragraph, line), or each part into which a "
+        "function splits a turn (its dotted path)",
         fixed="stored step scores belong to these steps",
     )
     fetch: FetchConfig = field(default_factory=FetchConfig)
@@ -220,26 +235,30 @@ class ServerConfig:
 
     count: int | None = option(
         None,
-        "servers that an actor starts and supervises; null: as many as its GPUs can hold, at least one",
+        "number of servers that an actor starts and supervises; null: as many as its GPUs can hold, but at least one",
         "[1, inf)",
     )
     port: int = option(
         0, "port of the first server; the next servers use the next ports; 0: any free ports", "[0, 65535]"
     )
-    tp_size: int = option(1, "GPUs of one server (tensor parallelism)", "[1, inf)")
+    tp_size: int = option(
+        1, "number of GPUs of one server, which divide each layer among them (tensor parallelism)", "[1, inf)"
+    )
     memory: float | None = option(
         None, "share of a GPU's memory for weights and cache; null: SGLang's default", "(0, 1)"
     )
     shared: list[int] = option(
         [],
-        "indexes of the servers that engine.server.memory limits, because other roles use their GPUs too; empty: all "
-        "servers. The placement sets it",
+        "indices of the servers that engine.server.memory limits, because other roles also use the GPUs of these "
+        "servers; empty: all servers. The placement sets this key",
     )
-    arguments: list[str] = option([], "further arguments of the server, each word an item: [--attention-backend,fa3]")
+    arguments: list[str] = option(
+        [], "further arguments of the server; each word is an item, as in [--attention-backend,fa3]"
+    )
     environment: dict[str, str] = option({}, "environment variables of the server", secret="all")
     start_s: float = option(900.0, "seconds that a server may take to start", "(0, inf)")
     max_failures: int = option(
-        3, "failed restarts in a row that a server may have; one more ends the actor", "[0, inf)"
+        3, "number of failed restarts in a row that a server may have; the next failure ends the actor", "[0, inf)"
     )
 
     @property
@@ -262,36 +281,42 @@ class EngineConfig:
 
     kind: str = option(
         "embedded",
-        "embedded: torch in the actor's process; sglang, vllm: servers",
+        "what samples tokens; embedded: torch in the actor's process; sglang, vllm: servers",
         choices=("embedded", "sglang", "vllm"),
     )
     dtype: str | None = option(
         None,
-        "compute dtype of the embedded engine; null: model.dtype; int8, int4: model.dtype, with each row of the "
-        "matrices rounded to such integers, to test how a quantized server affects training",
+        "compute dtype of the embedded engine; null: model.dtype; int8, int4: model.dtype, but the matrices of the "
+        "layers are rounded to 8-bit or 4-bit integers, to test how a quantized server affects training",
         choices=("float32", "bfloat16", "float16", *LARGEST_INTEGER),
     )
-    slots: int = option(64, "requests that the embedded engine decodes at once", "[1, inf)")
+    slots: int = option(64, "number of requests that the embedded engine decodes at once", "[1, inf)")
     max_length: int | None = option(
-        None, "tokens that one slot of the embedded engine holds; null: actor.max_tokens", "[1, inf)"
+        None,
+        "maximum number of tokens of one request to the embedded engine, prompt included; null: actor.max_tokens",
+        "[1, inf)",
     )
     urls: list[str] = option([], "URLs of servers; each server is used by one actor only")
     urls_file: str | None = option(None, "file with one server URL a line; it is read again regularly")
-    router: str | None = option(None, "URL of an SGLang router that lists the servers")
-    segment_tokens: int = option(2048, "most tokens that one request to a server samples; 0: a whole turn", "[0, inf)")
-    attempts: int = option(4, "server errors in a row after which a turn fails", "[1, inf)")
-    wait_s: float = option(600.0, "most seconds that a turn waits for a server", "(0, inf)")
-    check_s: float = option(5.0, "seconds between two checks of a server, and of the list of servers", "(0, inf)")
-    silence_s: float = option(60.0, "seconds without an answer after which a server counts as lost", "(0, inf)")
+    router: str | None = option(None, "URL of an SGLang router, which names the servers")
+    segment_tokens: int = option(
+        2048, "maximum number of tokens that one request to a server samples; 0: as many as the turn needs", "[0, inf)"
+    )
+    attempts: int = option(4, "number of server errors in a row after which a turn fails", "[1, inf)")
+    wait_s: float = option(600.0, "seconds that a turn waits for a server before it fails", "(0, inf)")
+    check_s: float = option(
+        5.0, "seconds between two checks of a server, and between two readings of the list of servers", "(0, inf)"
+    )
+    silence_s: float = option(60.0, "seconds after which a server counts as lost if it has not answered", "(0, inf)")
     launch: bool | None = option(
         None,
-        "each actor starts SGLang servers on its machine, with the settings engine.server, and supervises them; null: "
-        "true if no servers are named",
+        "true: each actor starts SGLang servers on its machine with the settings engine.server, and supervises them; "
+        "null: true if engine.kind=sglang and no servers are named",
     )
-    python: str = option("python3", "Python that has sglang, for engine.launch")
+    python: str = option("python3", "Python interpreter with the package sglang, for the servers that actors start")
     return_routed_experts: bool = option(
         False,
-        "record the experts of each token in the trajectories, for learner.router_replay (docs/training.md)",
+        "record in the trajectories which experts each token was sent to, for learner.router_replay (docs/training.md)",
     )
     unproven_family: bool = option(
         False, "allow SGLang servers for a model family that no test has shown to work (docs/models.md)"
@@ -319,14 +344,19 @@ class WeightsConfig:
         choices=("auto", "zmq", "disk", "distributed"),
     )
     history: int = option(
-        4, "route zmq: latest weight deltas that are kept for engines that missed updates; 0: no deltas", "[0, inf)"
+        4,
+        "route zmq: number of latest deltas (changes from one version to the next) that are kept for engines that "
+        "missed updates; 0: no deltas",
+        "[0, inf)",
     )
-    timeout_s: float = option(30.0, "seconds without an answer after which a transfer of weights fails", "(0, inf)")
+    timeout_s: float = option(
+        30.0, "seconds after which a transfer of weights fails if the other side has not answered", "(0, inf)"
+    )
     dir: str | None = option(None, "route disk: folder of the weights; null: pushed/ in the run's folder")
     bucket_mb: int = option(64, "megabytes of weights that are gathered and sent at a time", "[1, inf)")
     mode: str = option(
         "retract",
-        "treatment of running requests at a weight update (docs/engines.md)",
+        "what happens to running requests at a weight update (docs/engines.md)",
         choices=("in_place", "retract", "abort", "drain"),
     )
     drain_s: float = option(

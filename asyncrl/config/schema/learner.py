@@ -18,30 +18,38 @@ class LearnerConfig:
 
     steps: int | None = option(
         None,
-        "learner steps of the whole run; 0: no training; null: computed from learner.epochs, or 100 without epochs",
+        "number of learner steps of the whole run; 0: no training; null: as many as learner.epochs needs, or 100 "
+        "without epochs",
         "[0, inf)",
     )
     epochs: float | None = option(
-        None, "passes through all training tasks; the command computes learner.steps from this number", "(0, inf)"
+        None, "number of passes through all training tasks; `asyncrl train` computes learner.steps from it", "(0, inf)"
     )
     batch_size: int = option(
         64,
-        "trajectories a step; a multiple of group_size",
+        "number of trajectories that a step trains; a multiple of learner.group_size",
         "[1, inf)",
         fixed="the age bound counts batches of this size",
     )
     group_size: int = option(
-        8, "trajectories of one task that share a baseline", "[1, inf)", fixed="stored groups have this size"
+        8,
+        "number of trajectories of one task, which share a baseline",
+        "[1, inf)",
+        fixed="stored groups have this size",
     )
-    minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch", "[1, inf)")
+    minibatches: int = option(
+        1, "number of optimizer updates in a step; each takes an equal share of the batch", "[1, inf)"
+    )
     micro_tokens: int = option(
-        16384, "most tokens of one forward and backward pass on a rank; lower it if memory is short", "[1, inf)"
+        16384,
+        "maximum number of tokens in one forward and backward pass of a rank; lower it if memory is short",
+        "[1, inf)",
     )
     shared_prefixes: bool | None = option(
         None,
-        "compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and keep "
-        "groups together where that is faster; null: only if the prefix has at least 32 tokens and an eighth of "
-        "the sequence's tokens (half of them on GPUs)",
+        "compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and put "
+        "the sequences of a group into the same pass where that is faster; null: do so for prefixes of at least 32 "
+        "tokens that are at least an eighth of the sequence (on GPUs: a half)",
     )
     optimizer: str = option(
         "adamw",
@@ -56,21 +64,28 @@ class LearnerConfig:
         "how the learning rate falls from the end of the warm-up to the last step",
         choices=("constant", "linear", "cosine"),
     )
-    lr_floor: float = option(0.0, "share of lr at which a linear or cosine schedule ends", "[0, 1]")
+    lr_floor: float = option(
+        0.0, "learning rate at the end of a linear or cosine schedule, as a share of learner.lr", "[0, 1]"
+    )
     warmup_steps: float = option(
-        0, "steps over which the learning rate grows linearly to lr; below 1: this share of all steps", "[0, inf)"
+        0,
+        "number of first steps in which the learning rate grows linearly to learner.lr; below 1: this share of all "
+        "steps",
+        "[0, inf)",
     )
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
     momentum: float = option(0.95, "Muon's momentum", "[0, 1)")
     weight_decay: float = option(0.0, "decoupled weight decay; norms and biases have none", "[0, inf)")
-    max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", "(0, inf)")
+    max_grad_norm: float = option(
+        1.0, "a gradient with a larger norm than this is scaled down to this norm", "(0, inf)"
+    )
     skip_grad_norm: float | None = option(
-        None, "gradients with a larger norm are skipped and counted; null: no limit", "(0, inf)"
+        None, "an update whose gradient has a larger norm than this is skipped and counted; null: no limit", "(0, inf)"
     )
     skip_grad_norm_factor: float | None = option(
         None,
-        "gradients whose norm is more than this multiple of the median of the last 64 norms are skipped too, once "
-        "there are 8 norms; null: no limit",
+        "an update is also skipped if the norm of its gradient is more than this number times the median of the last "
+        "64 norms; this begins once there are 8 norms. null: no limit",
         "[1, inf)",
     )
     router_replay: bool = option(
@@ -85,9 +100,9 @@ class LearnerConfig:
         "(0, 1]",
     )
     publish_every: int = option(
-        1, "steps between two weight publishes", "[1, inf)", fixed="versions count these publishes"
+        1, "number of steps between two publishes of weights", "[1, inf)", fixed="versions count these publishes"
     )
-    checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)")
+    checkpoint_every: int = option(20, "number of steps between two checkpoints", "[1, inf)")
     keep_checkpoints: int = option(2, "number of newest checkpoints that are kept", "[1, inf)")
     keep_best: int = option(
         0,
@@ -100,11 +115,14 @@ class LearnerConfig:
         choices=("accuracy", "outcome", "reward"),
     )
     eval_every: int = option(
-        0, "steps between two evaluations on data.eval; the first one is before step 1; 0: none", "[0, inf)"
+        0,
+        "number of steps between two evaluations on data.eval; the first evaluation is before the first step; 0: none",
+        "[0, inf)",
     )
     eval_attempts: int = option(
         1,
-        "attempts at each held-out task; 1: a greedy attempt; more: attempts sampled at actor.temperature",
+        "number of attempts at each held-out task; 1: the attempt is greedy; more: the attempts are sampled at "
+        "actor.temperature",
         "[1, inf)",
     )
     memory: float | None = option(
@@ -125,9 +143,9 @@ class LearnerConfig:
     )
     exchange: str = option(
         "auto",
-        "when ranks exchange weights and gradients; pass: in each pass; update: once per update, which is faster if "
-        "an update has several passes, and needs memory on each rank for all weights (model.dtype) and all gradients "
-        "(float32); auto: update on GPUs with enough memory for that and for all activations, else pass",
+        "when ranks exchange weights and gradients; pass: in each pass; update: once per update, which is faster if an "
+        "update has several passes, but each rank then needs memory for all weights (model.dtype) and all gradients "
+        "(float32); auto: update on GPUs that have this memory and room for all activations, else pass",
         choices=("auto", "pass", "update"),
     )
     reshard: float | None = option(
@@ -139,34 +157,39 @@ class LearnerConfig:
     )
     replicas: int = option(
         1,
-        "copies of the model, each sharded over an equal part of the ranks; more copies need more memory, and gather "
-        "weights from fewer ranks: use one copy per host if the network between hosts is slow",
+        "number of copies of the model, each sharded over an equal part of the ranks. With more copies, a rank needs "
+        "more memory, and gathers weights from fewer ranks: use one copy per host if the network between hosts is "
+        "slow",
         "[1, inf)",
     )
     context_ranks: int = option(
         1,
-        "ranks that share the tokens of each pass (context parallelism), a divisor of the ranks of a copy: a pass, "
-        "and thus a sequence, may have this many times the tokens; 1: each rank computes its own passes",
+        "number of ranks that divide the tokens of each pass among them (context parallelism); it must divide the "
+        "number of ranks of a copy. A pass, and so a sequence, may then have this many times as many tokens. 1: each "
+        "rank computes its own passes",
         "[1, inf)",
     )
     expert_ranks: int = option(
         1,
-        "ranks that share the experts of each layer (expert parallelism), a divisor of the ranks of a copy: tokens "
-        "are sent to the ranks of their experts; 1: each rank gathers all experts, like other weights",
+        "number of ranks that divide the experts of each layer among them (expert parallelism); it must divide the "
+        "number of ranks of a copy. Tokens are sent to the ranks of their experts. 1: each rank gathers all experts, "
+        "like other weights",
         "[1, inf)",
     )
     tensor_ranks: int = option(
         1,
-        "ranks that share the matrices of each layer (tensor parallelism), a divisor of the ranks of a copy: no rank "
-        "ever holds a whole layer; the ranks also share the tokens of each pass, as with learner.context_ranks; 1: a "
-        "rank gathers one layer after the other",
+        "number of ranks that divide the matrices of each layer among them (tensor parallelism); it must divide the "
+        "number of ranks of a copy. No rank ever holds a whole layer. The ranks also divide the tokens of each pass, "
+        "as with learner.context_ranks. 1: a rank gathers one layer after the other",
         "[1, inf)",
     )
     deterministic: bool = option(
-        False, "use only kernels that repeat bit for bit on the same GPUs, which are slower; CPU kernels always repeat"
+        False,
+        "use only kernels whose results are the same, bit for bit, each time on the same GPUs; they are slower. "
+        "Kernels on the CPU are always like this",
     )
     nodes: int = option(
-        1, "hosts of the learner, with cluster.learner_ranks ranks each; all of them share run.dir", "[1, inf)"
+        1, "number of hosts of the learner, with cluster.learner_ranks ranks each; all hosts share run.dir", "[1, inf)"
     )
     node: int = option(0, "index of this host among the hosts of the learner; host 0 also runs the replay", "[0, inf)")
     rendezvous: str | None = option(
@@ -177,8 +200,8 @@ class LearnerConfig:
     )
     rank_timeout_s: float = option(
         1800.0,
-        "seconds without progress of a rank's main thread after which all ranks start again; it must be longer than "
-        "one pass and than the first compilation",
+        "seconds without progress of a rank's main thread after which all ranks start again; they must be more than "
+        "one pass takes, and more than the first compilation takes",
         "[1, inf)",
     )
     export: bool = option(True, "write the policy as a Hugging Face folder at the end")
@@ -211,7 +234,8 @@ class CriticConfig:
     )
     freeze: list[str] = option(
         [],
-        "parameters of the critic's backbone that are not trained, as in model.freeze; its head is always trained",
+        "parameters of the critic's backbone that are not trained, in the form of model.freeze; the critic's head is "
+        "always trained",
         fixed="the checkpoints hold optimizer moments of the trained parameters only",
     )
     lr: float = option(1e-5, "learning rate of this model, which learner.schedule scales", "(0, inf)")
@@ -219,11 +243,13 @@ class CriticConfig:
         False,
         "put the value head on the policy's backbone instead of a separate model: one pass computes both, and "
         "learner.lr applies to both",
-        fixed="it changes the models in the checkpoints",
+        fixed="it decides which models the checkpoints hold",
     )
-    weight: float = option(0.5, "with critic.shared: weight of the critic's loss relative to the policy's", "[0, inf)")
+    weight: float = option(
+        0.5, "with critic.shared: weight of the critic's loss; the weight of the policy's loss is 1", "[0, inf)"
+    )
     warmup_steps: int = option(
-        0, "number of first learner steps that train only the critic, and not the policy", "[0, inf)"
+        0, "number of first learner steps, which train the critic but not the policy", "[0, inf)"
     )
     lora: LoraConfig = field(default_factory=LoraConfig)
 
@@ -239,12 +265,12 @@ class ImplicitConfig:
     )
     path: str | None = option(
         None,
-        "Hugging Face folder or hub name of the initial weights; null: model.path",
+        "Hugging Face folder or hub name of this model's initial weights; null: model.path",
         fixed="the model in the checkpoints was initialised from it",
     )
     freeze: list[str] = option(
         [],
-        "parameters that are not trained, as in model.freeze",
+        "parameters of this model that are not trained, in the form of model.freeze",
         fixed="the checkpoints hold optimizer moments of the trained parameters only",
     )
     lr: float = option(1e-6, "learning rate of this model, which learner.schedule scales", "(0, inf)")
@@ -256,7 +282,7 @@ class PartConfig:
     """A part of the algorithm: its name and the parameters that differ from its defaults."""
 
     name: str = option(REQUIRED, "name of the part, as `asyncrl algorithms` lists it")
-    params: dict[str, Any] = option({}, "parameters that differ from the defaults")
+    params: dict[str, Any] = option({}, "parameters of the part, in place of its defaults")
 
 
 @dataclass
@@ -265,39 +291,42 @@ class SftConfig:
 
     path: list[str] | None = option(
         None,
-        "demonstrations that each step trains in addition to its episodes, with their mean negative log-likelihood as "
-        "the loss: files as in data.train; null: none. `asyncrl sft` reads data.train instead",
+        "files of demonstrations, in the forms of data.train; each step trains some of them in addition to its "
+        "episodes, and their loss is their mean negative log-likelihood; null: none. `asyncrl sft` reads data.train "
+        "instead",
         fixed="a resumed run continues at a row number of these files",
     )
-    weight: float = option(0.1, "weight of this loss relative to the policy's", "[0, inf)")
+    weight: float = option(
+        0.1, "weight of the loss of demonstrations; the weight of the policy's loss is 1", "[0, inf)"
+    )
     schedule: str = option(
         "constant",
-        "how the weight changes; linear, cosine: it falls from step 0 to zero at step algorithm.sft.steps, from which "
-        "on no demonstrations are read",
+        "how the weight changes; linear, cosine: it falls from step 0 on, and is 0 from step algorithm.sft.steps on, "
+        "where no more demonstrations are read",
         choices=("constant", "linear", "cosine"),
     )
     steps: int | None = option(
         None, "number of learner steps after which a falling weight is 0; null: all steps of the run", "[1, inf)"
     )
     share: float = option(
-        0.25, "number of demonstrations per step, as a share of learner.batch_size, rounded up", "(0, inf)"
+        0.25, "number of demonstrations in each step, as a share of learner.batch_size; rounded up", "(0, inf)"
     )
     tokens: int | None = option(
         None,
-        "each step takes whole demonstrations until they have this many tokens of assistant turns; null: "
-        "algorithm.sft.share sets their number",
+        "each step takes demonstrations until their assistant turns have this many tokens; null: algorithm.sft.share "
+        "sets the number of demonstrations",
         "[1, inf)",
     )
     max_tokens: int | None = option(
         None,
-        "most tokens of a demonstration, also for `asyncrl sft`; null: actor.max_tokens",
+        "maximum number of tokens of a demonstration, also for `asyncrl sft`; null: actor.max_tokens",
         "[2, inf)",
         fixed="a resumed run continues at a row number of the remaining demonstrations",
     )
     overlong: str = option(
         "refuse",
-        "treatment of demonstrations that are longer than algorithm.sft.max_tokens, also for `asyncrl sft`; refuse: "
-        "the command refuses them; leave_out: they are left out and counted; cut: their end is cut off, and they are "
+        "what happens to demonstrations that are longer than algorithm.sft.max_tokens, also for `asyncrl sft`; refuse: "
+        "the run does not start; leave_out: they are left out and counted; cut: their end is cut off, and they are "
         "counted",
         choices=("refuse", "leave_out", "cut"),
         fixed="a resumed run continues at a row number of the remaining demonstrations",
@@ -311,7 +340,7 @@ class DemonstrationConfig:
     weight: str = option(
         "none",
         "importance weight of a demonstration's tokens; none: 1 for every token; shaped: p / (p + gamma), where p is "
-        "the policy's probability of the token, which increases the gradient of tokens with a small p",
+        "the policy's probability of the token; this increases the gradient of tokens with a small p",
         choices=("none", "shaped"),
     )
     gamma: float = option(0.1, "gamma of the shaped weight", "(0, inf)")
@@ -321,7 +350,7 @@ class DemonstrationConfig:
 class AlgorithmConfig:
     """The parts of the algorithm, which `asyncrl algorithms` lists."""
 
-    reward: list[PartConfig] = option([], "changes of the reward before advantages, in this order")
+    reward: list[PartConfig] = option([], "changes of the reward before advantages are computed, in this order")
     advantage: PartConfig = option(
         PartConfig("grpo"), "how rewards become advantages", fixed="another advantage may need other models and scores"
     )
@@ -333,12 +362,13 @@ class AlgorithmConfig:
     loss: PartConfig = option(PartConfig("ppo"), "loss of the policy")
     correction: list[PartConfig] = option(
         [PartConfig("truncate", {"level": "token", "cap": 2.0})],
-        "importance corrections from the behaviour to the proximal policy, in this order",
+        "corrections for the age of the data, in this order; they reweight or drop tokens by the ratio of the "
+        "proximal to the behaviour policy",
     )
     proximal: str = option(
         "auto",
-        "source of the proximal policy's log-probs (docs/algorithms.md); auto: the training pass if its values are "
-        "sufficient, else recompute, which is one more forward pass at the start of a step",
+        "where the proximal policy's log-probs come from (docs/algorithms.md); auto: from the training pass if its "
+        "values are sufficient, else recompute; recompute: from one more forward pass at the start of a step",
         choices=("auto", "recompute", "interpolate", "interpolate_linear", "behaviour"),
     )
     stream: list[PartConfig] = option([], "weight streams: further losses, each with a weight for every sequence")
@@ -347,14 +377,14 @@ class AlgorithmConfig:
     entropy_weight: float = option(0.0, "weight of the entropy bonus", "[0, inf)")
     balance_weight: float | None = option(
         0.0,
-        "weight of the loss that balances the load of a mixture's experts, which costs one more forward pass "
+        "weight of the loss that balances the load of a mixture's experts; it costs one more forward pass "
         "(docs/models.md); null: router_aux_loss_coef of the model's configuration",
         "[0, inf)",
     )
     balance_bias_rate: float = option(
         0.0,
-        "step by which an update moves the router's bias of each expert that got more or fewer tokens than the mean "
-        "of its layer, in families with such biases; 0: biases are not changed",
+        "in model families whose routers have a bias for each expert: how far an update moves the bias of an expert "
+        "that got more or fewer tokens than the mean expert of its layer; 0: biases are not changed",
         "[0, inf)",
     )
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")

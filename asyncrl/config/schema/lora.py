@@ -15,10 +15,15 @@ class LoraConfig:
     """LoRA adapters: small trained matrices that are added to the frozen matrices of the model."""
 
     rank: int | None = option(
-        None, "rank of new adapters, whose product is zero at first; null: no new adapters", "[1, inf)", fixed=_SAME
+        None,
+        "rank of new adapters, which change nothing before they are trained; null: no new adapters",
+        "[1, inf)",
+        fixed=_SAME,
     )
-    alpha: int = option(16, "adapters are scaled by alpha / rank", "[1, inf)", fixed=_SAME)
-    rslora: bool = option(False, "scale by alpha / sqrt(rank) instead, for high ranks", fixed=_SAME)
+    alpha: int = option(
+        16, "number alpha; the output of an adapter is multiplied by alpha / rank", "[1, inf)", fixed=_SAME
+    )
+    rslora: bool = option(False, "multiply by alpha / sqrt(rank) instead of alpha / rank, for high ranks", fixed=_SAME)
     targets: list[str] = option(
         [ALL_LINEAR],
         "linear layers that get adapters: all-linear (all except the head), or names of modules such as q_proj",

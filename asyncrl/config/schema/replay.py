@@ -9,23 +9,22 @@ from asyncrl.config.option import option
 
 @dataclass
 class FilterConfig:
-    """Conditions under which a complete group is dropped untrained. Dropped groups are counted by reason and
-    replaced."""
+    """Conditions under which a complete group is dropped, and not trained. Dropped groups are counted by reason, and
+    replaced by new groups."""
 
-    zero_variance: bool = option(False, "refuse groups whose members all have the same score")
+    zero_variance: bool = option(False, "drop groups whose members all have the same score")
     score: str = option(
         "reward",
-        "the score that zero_variance compares; reward: the final reward; outcome: the outcome before shaping, as in "
-        "DAPO",
+        "score that zero_variance compares; reward: the final reward; outcome: the outcome before shaping, as in DAPO",
         choices=("reward", "outcome"),
     )
-    min_reward: float | None = option(None, "refuse groups with a lower mean reward")
-    max_reward: float | None = option(None, "refuse groups with a higher mean reward")
-    max_tokens: int | None = option(None, "refuse groups that have a trajectory of more tokens", "[1, inf)")
+    min_reward: float | None = option(None, "drop groups whose mean reward is lower than this")
+    max_reward: float | None = option(None, "drop groups whose mean reward is higher than this")
+    max_tokens: int | None = option(None, "drop groups that have a trajectory of more tokens than this", "[1, inf)")
     max_refused: int | None = option(
         256,
-        "the run ends, and tells the reason, once filters have refused this many groups, and at least two batches, in "
-        "a row (docs/faults.md#filters-refuse-every-group); null: never",
+        "number of dropped groups in a row, at least two batches of them, after which the run ends and tells the "
+        "reason (docs/faults.md#filters-refuse-every-group); null: it never ends for this",
         "[1, inf)",
     )
 
@@ -45,9 +44,9 @@ class SamplerConfig:
     )
     max_times_sampled: int = option(
         1,
-        "number of batches in which a group may be trained",
+        "maximum number of batches that train the same group",
         "[1, inf)",
-        fixed="the age bound counts this number of uses for each stored group",
+        fixed="the age bound counts each stored group this many times",
     )
 
 
@@ -57,38 +56,52 @@ class ReplayConfig:
 
     max_lag: int = option(
         2,
-        "age bound: the largest staleness of a trained token, in versions of the policy; 0: synchronous",
+        "age bound: number of versions by which the policy that sampled a token may be older than the policy that is "
+        "trained on it; 0: synchronous training",
         "[0, inf)",
     )
     durability: str = option(
         "fsync",
-        "fsync: stored data survive a power loss; os: they survive a killed process, but not a power loss",
+        "what stored data survive; fsync: a power loss; os: a killed process, but not a power loss",
         choices=("fsync", "os"),
     )
     lease_s: float = option(
         30.0, "seconds without a request of a worker after which its tasks go to other workers", "(0, inf)"
     )
-    max_attempts: int = option(3, "attempts at an episode, or at its scoring, before its group is dropped", "[1, inf)")
+    max_attempts: int = option(
+        3, "number of failed attempts at an episode, or at its scoring, after which its group is dropped", "[1, inf)"
+    )
     max_store_gb: float = option(
-        64.0, "largest size of a shard's store in GB; above 0.8 of it, no new episodes start", "(0, inf)"
+        64.0,
+        "largest size of a shard's store, in GB; while it is above 0.8 of this size, no new episodes start",
+        "(0, inf)",
     )
     max_dead_letters: int = option(
-        10_000, "dead letters (failed trajectories) that a shard keeps; the oldest are deleted first", "[1, inf)"
+        10_000,
+        "maximum number of dead letters (failed trajectories) that a shard keeps; the oldest are deleted first",
+        "[1, inf)",
     )
-    dead_letter_share: float = option(0.1, "largest share of max_store_gb for dead letters", "(0, 0.5]")
+    dead_letter_share: float = option(0.1, "share of replay.max_store_gb that dead letters may take", "(0, 0.5]")
     retention: str = option(
         "none",
-        "trajectories that the store keeps; none: only untrained ones; window: also the trained ones of the last "
-        "retention_steps steps; all: every one",
+        "trajectories that the store keeps; none: only those that may still be trained; window: also those that the "
+        "last replay.retention_steps steps trained; all: every one",
         choices=("none", "window", "all"),
     )
-    retention_steps: int = option(100, "learner steps that retention=window keeps", "[1, inf)")
-    reissue_evicted: bool = option(False, "if a group is evicted because of its age, run its task again")
-    oversample: float = option(1.0, "episodes started per trained episode, to make up for refused groups", "[1, inf)")
+    retention_steps: int = option(
+        100, "with retention=window: number of last steps whose trajectories are kept", "[1, inf)"
+    )
+    reissue_evicted: bool = option(False, "run the task of a group again if the group was dropped because of its age")
+    oversample: float = option(
+        1.0,
+        "more than 1: start more episodes, to make up for groups that filters drop; 1.5 starts half a batch more",
+        "[1, inf)",
+    )
     spare_batches: float | None = option(
         0.5,
-        "complete batches that may wait in addition to the next one; if more wait, fewer episodes start; null: start "
-        "all that max_lag allows. No effect with freshest, prioritised or max_times_sampled above 1",
+        "number of complete batches that may wait in addition to the next one; if more wait, fewer episodes start; "
+        "null: start all episodes that replay.max_lag allows. It has no effect with replay.sampler.kind=freshest or "
+        "prioritised, or with replay.sampler.max_times_sampled above 1",
         "[0, inf)",
     )
     filter: FilterConfig = field(default_factory=FilterConfig)

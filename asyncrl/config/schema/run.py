@@ -16,7 +16,7 @@ class RunConfig:
     name: str = option(
         "train", "name of the run; a second run with the same name resumes it", fixed="another name is another run"
     )
-    dir: str = option("runs", "folder that contains the folders of all runs, each with the name of its run")
+    dir: str = option("runs", "folder that contains the folders of all runs; each of these has the name of its run")
     seed: int = option(0, "seed of all random choices", fixed="recorded steps and the order of tasks follow from it")
 
 
@@ -48,7 +48,8 @@ class ModelConfig:
     copies: str | None = option(None, "folder on each host for models copied from URLs; null: ~/.cache/asyncrl/models")
     dtype: str = option(
         "float32",
-        "compute dtype of learner and embedded engine; float16: with loss scaling (docs/training.md)",
+        "compute dtype of the learner and of the embedded engine; with float16, the learner scales the loss "
+        "(docs/training.md)",
         choices=("float32", "bfloat16", "float16"),
         fixed="recorded steps and stored log-probs were computed in it",
     )
@@ -58,12 +59,12 @@ class ModelConfig:
         "operations for models with soft-capped attention scores; sdpa: like auto, but refuses models with caps or "
         "attention sinks; flash_attention_2, flex_attention: from transformers, only on GPUs",
         choices=("auto", "sdpa", "flash_attention_2", "flex_attention"),
-        fixed="recorded steps would be rounded differently",
+        fixed="another implementation would round recorded steps differently",
     )
     activations: float | None = option(
         None,
-        "share of the layers' activations that is kept for the backward pass, while the rest is computed again; 0 "
-        "needs the least memory and a third more time; null: on GPUs as much as fits into memory, on the CPU 1",
+        "share of the layers' activations that is kept for the backward pass; the rest is computed again. 0 needs the "
+        "least memory, but a third more time than 1; null: on GPUs as much as fits into memory, on the CPU 1",
         "[0, 1]",
     )
     compile: bool | None = option(
@@ -92,12 +93,12 @@ class ImagesConfig:
     """Images in messages, for policies that read images: PNG, JPEG or WebP files."""
 
     folders: list[str] = option(
-        [], "folders on each actor's host from which messages may name image files; empty: no files"
+        [], "folders on each actor's host whose image files messages may name; empty: messages may name no files"
     )
     urls: bool = option(False, "fetch images that messages name by URL; only public addresses are allowed")
     max_mb: float = option(10.0, "largest image file, in MB", "(0, 32]")
     max_pixels: int = option(
-        1 << 24, "most pixels of an image; a larger image is refused before it is decoded", "[1, inf)"
+        1 << 24, "maximum number of pixels in an image; a larger image is refused before it is decoded", "[1, inf)"
     )
 
 
@@ -110,19 +111,19 @@ class DataConfig:
         "training tasks: a file (Parquet or JSON lines), a folder or a pattern of files, a folder of Hugging Face "
         "datasets, hf://datasets/OWNER/NAME, hub:OWNER/NAME?split=train, reasoning-gym:NAME?size=1000, or a list of "
         "these; see docs/data.md",
-        fixed="stored groups name rows of these files",
+        fixed="stored groups refer to rows of these files",
     )
     eval: list[str] | None = option(
         None,
         "held-out tasks, given in the same forms as data.train",
-        fixed="stored evaluations name rows of these files",
+        fixed="stored evaluations refer to rows of these files",
     )
     columns: dict[str, str] = option(
         {},
-        "columns of the files by field, such as {prompt: question, ground_truth: answer}; the fields are prompt, "
-        "ground_truth, data_source, tools, environment and images, and any other name is a field of extra_info; empty: "
-        "the columns of verl's layout",
-        fixed="stored groups name rows with these values",
+        "maps fields of a task to columns of the files, such as {prompt: question, ground_truth: answer}; the fields "
+        "are prompt, ground_truth, data_source, tools, environment and images, and any other name is a field of "
+        "extra_info; empty: the columns of verl's layout",
+        fixed="stored groups belong to tasks that were read from these columns",
         secret="none",
     )
     system_prompt: str | None = option(
@@ -130,58 +131,61 @@ class DataConfig:
     )
     keep_in_memory: bool = option(
         True,
-        "each role reads all rows into memory; false: before the roles start, all rows are copied into a file in the "
-        "run's folder, from which roles read single rows",
+        "true: each role reads all rows into memory; false: before the roles start, all rows are copied into a file "
+        "in the run's folder, from which roles read single rows",
     )
     dataset: str | None = option(
         None,
         "dotted path of a dataset class written for verl, which makes tasks from the files; null: each row is a task",
-        fixed="stored groups name rows of this dataset",
+        fixed="stored groups refer to rows of this dataset",
     )
     dataset_params: dict[str, Any] = option(
         {},
-        "further keys of the configuration that the dataset class receives",
-        fixed="stored groups name rows of this dataset",
+        "keys that are added to the configuration which the dataset class receives",
+        fixed="stored groups refer to rows of this dataset",
     )
     demonstration: str | None = option(
         None,
-        "column of data.train with a demonstration of each task, which becomes one more member of each group of this "
-        "task (docs/sft.md); null: no demonstrations",
+        "column of data.train that has a demonstration for each task; the demonstration is added to each group of its "
+        "task as one more member (docs/sft.md); null: no demonstrations",
         fixed="stored groups contain the demonstrations",
     )
     max_prompt_length: int | None = option(
         None,
-        "most tokens of a task's prompt, tools included; null: only actor.max_tokens limits the prompt",
+        "maximum number of tokens in a task's prompt, tools included; null: only actor.max_tokens limits the prompt",
         "[1, inf)",
-        fixed="stored groups name the tasks that are left",
+        fixed="stored groups refer to tasks by their numbers, which depend on it",
     )
     filter_overlong: bool = option(
         False,
         "leave out tasks whose prompt is longer than data.max_prompt_length; all prompts are measured before the roles "
         "start",
-        fixed="stored groups name the tasks that are left",
+        fixed="stored groups refer to tasks by their numbers, which depend on it",
     )
     truncation: str = option(
         "error",
-        "treatment of a prompt that is longer than data.max_prompt_length and not left out; error: refuse to start; "
-        "left: cut off its first tokens; right: cut off its last tokens; middle: keep max_prompt_length / 2 tokens of "
-        "either end",
+        "what happens to a prompt that is longer than data.max_prompt_length and not left out; error: the run does not "
+        "start; left: its first tokens are cut off; right: its last tokens are cut off; middle: only the first and the "
+        "last max_prompt_length / 2 tokens are kept",
         choices=("error", "left", "right", "middle"),
         fixed="all members of a group have the same prompt",
     )
     shuffle: bool = option(
-        True, "shuffle every epoch by the run's seed", fixed="a resumed run continues at a position in this order"
+        True,
+        "shuffle the tasks of every epoch, by run.seed",
+        fixed="a resumed run continues at a position in this order",
     )
     weights: dict[str, float] = option(
         {},
-        "relative probability of each data source; empty: all rows are equally likely",
+        "relative probability that a task comes from a data source, for each source; empty: all rows are equally "
+        "likely",
         "(0, inf)",
         fixed="a resumed run continues at a position in each of these sources",
     )
     band: list[float] = option(
         [], "[low, high]: draw only tasks whose success rate is in this range; empty: draw all tasks", "[0, 1]"
     )
-    band_revisit: int = option(4, "epochs after which a task outside the band is tried again", "[1, inf)")
+    band_revisit: int = option(4, "number of epochs after which a task outside data.band is tried again", "[1, inf)")
     images: ImagesConfig = field(default_factory=ImagesConfig)
 
 
@@ -209,23 +213,25 @@ class ObserveConfig:
         "loopback needs network.insecure=true",
     )
     spans: bool = option(True, "record the start and the duration of each role's operations, for `asyncrl trace`")
-    spans_mb: int = option(64, "megabytes of spans that each role keeps; the oldest are deleted first", "[1, inf)")
+    spans_mb: int = option(
+        64, "megabytes of spans (recorded operations) that each role keeps; the oldest are deleted first", "[1, inf)"
+    )
     keep_episodes: int = option(
         3,
-        "groups of each learner step whose text is kept for reading: the group with the best episode, then the group "
-        "with the worst, then random groups; 0: none",
+        "number of groups of each learner step whose text is kept for reading: the group with the best episode, then "
+        "the group with the worst, then random groups; 0: none",
         "[0, 64]",
     )
     keep_evaluated: int = option(
         8,
-        "held-out episodes of each evaluation whose text is kept for reading; every evaluation keeps the same tasks; "
-        "0: none",
+        "number of held-out episodes of each evaluation whose text is kept for reading; every evaluation keeps the "
+        "same tasks; 0: none",
         "[0, 512]",
     )
     keep_episodes_mb: int = option(
         512,
-        "most megabytes of kept episodes, an eighth of them for evaluations; above this size, the episodes of some "
-        "steps are deleted, evenly over the run",
+        "megabytes that kept episodes may take, an eighth of this for evaluations; above this size, the episodes of "
+        "some steps are deleted, evenly over the run",
         "[1, inf)",
     )
     profile_steps: list[int] = option(

@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.config.option import option
 
 GROUP_KIND = "manager"
-"""The kind of scoring that scores whole groups. It comes last, so that no member can fail after its group was
+"""The kind of scoring that scores whole groups. It comes last: otherwise a member could fail after its group was
 scored."""
 KINDS = ("rules", "steps", "outcome_model", "prm", GROUP_KIND)
 """The kinds of scoring, in the order in which a trajectory passes through them."""
@@ -29,18 +29,27 @@ class ShapingConfig:
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(
-        0.0, "weight in the reward of the environment score, the sum of the rewards of tools and of turns"
+        0.0,
+        "weight of the environment score in the reward; this score is the sum of the tools' rewards, plus one number "
+        "for the rewards of turns (turn_scores)",
     )
     turn_scores: str = option(
         "sum",
-        "how the rewards of turns, which a simulated user, an environment or an agent gives, become one number",
+        "how the rewards of an episode's turns become one number; a simulated user, an environment or an agent gives "
+        "them",
         choices=("sum", "last", "mean", "max"),
     )
-    prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
-    use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
-    use_raw_logit: bool = option(False, "a step's score is its logit, which has no bounds")
-    tanh_tau: float = option(2.0, "scale of the logit in tanh", "(0, inf)")
-    tanh_rmax: float = option(1.0, "largest score that tanh gives", "(0, inf)")
+    prm_apply_sigmoid: bool = option(
+        False, "use the sigmoid of the model's logit as a step's score, instead of the model's probability"
+    )
+    use_logit_tanh: bool = option(
+        False, "use tanh_rmax * tanh(logit / tanh_tau) as a step's score, instead of the model's probability"
+    )
+    use_raw_logit: bool = option(
+        False, "use the model's logit, which has no bounds, as a step's score, instead of the model's probability"
+    )
+    tanh_tau: float = option(2.0, "with use_logit_tanh: number by which the logit is divided", "(0, inf)")
+    tanh_rmax: float = option(1.0, "with use_logit_tanh: largest score of a step", "(0, inf)")
     prm_aggregation: str = option(
         "mean_response",
         "how step scores become one number (docs/scoring.md); per_step: the algorithm reads the steps instead",
@@ -51,30 +60,37 @@ class ShapingConfig:
         "transformations of the step scores r_k, in this order; clip: min(r_k - clip_eta, 0); delta: r_k - r_{k+1}",
         choices=("clip", "delta"),
     )
-    clip_eta: float = option(0.5, "number that clip subtracts from a score")
+    clip_eta: float = option(0.5, "number that the transformation clip subtracts from a step score")
     enable_anti_hack: bool = option(
-        True, "turn on the next five options, from stop_at_answer to max_resp_len, and leave out repeated steps"
+        True,
+        "leave out repeated steps, and apply the next five options (stop_at_answer to max_resp_len); false: do neither",
     )
-    stop_at_answer: bool = option(True, "steps after the first final answer count only if their score is negative")
+    stop_at_answer: bool = option(
+        True,
+        "a step after the first final answer counts only if it lowers the aggregated score, or if its own score is a "
+        "penalty",
+    )
     answer_pattern: str = option(r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression of a final answer")
     incorrect_answer_penalty: float = option(0.0, "number that is added to the reward of a wrong answer", "(-inf, 0]")
     max_step_tokens: int = option(
-        512, "a step with more policy tokens keeps its score only if the score is negative", "[1, inf)"
+        512, "in a step with more policy tokens than this, a score above 0 becomes 0", "[1, inf)"
     )
     max_resp_len: int = option(
-        1024, "in an episode with more policy tokens, steps keep only negative scores", "[1, inf)"
+        1024, "in an episode with more policy tokens than this, step scores above 0 become 0", "[1, inf)"
     )
     prm_acc_bonus_weight: float = option(0.0, "number that is added to the reward of a right answer", "[0, inf)")
-    length_bonus_weight: float = option(0.0, "largest bonus of a right answer for its length", "[0, inf)")
+    length_bonus_weight: float = option(0.0, "largest bonus that a right answer gets for its length", "[0, inf)")
     target_response_length: int = option(
-        400, "policy tokens at which the bonus is largest; from twice this length on it is 0", "[1, inf)"
+        400, "number of policy tokens at which the bonus is largest; it is 0 at twice this number or more", "[1, inf)"
     )
     overlong_penalty: float = option(
-        0.0, "penalty on an answer of overlong_max_length or more policy tokens", "[0, inf)"
+        0.0, "full penalty, which an episode of overlong_max_length or more policy tokens gets", "[0, inf)"
     )
-    overlong_max_length: int = option(0, "policy tokens from which the full penalty applies", "[0, inf)")
+    overlong_max_length: int = option(0, "number of policy tokens from which on the full penalty applies", "[0, inf)")
     overlong_buffer: int = option(
-        512, "policy tokens below overlong_max_length over which the penalty grows linearly", "[1, inf)"
+        512,
+        "number of last policy tokens before overlong_max_length, over which the penalty grows linearly from 0",
+        "[1, inf)",
     )
 
 
@@ -98,18 +114,20 @@ class ScoringModelConfig:
     dtype: str = option("float32", "compute dtype", choices=("float32", "bfloat16", "float16"))
     device: str = option("cpu", "device of the model: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
     gpus: int = option(
-        1, "GPUs of one scorer over which the model's layers are spread (needs the extra asyncrl[spread])", "[1, inf)"
+        1,
+        "number of GPUs over which one scorer spreads the model's layers (needs the extra asyncrl[spread])",
+        "[1, inf)",
     )
-    micro_tokens: int = option(16384, "most tokens of one forward pass, padding included", "[1, inf)")
-    micro_inputs: int | None = option(None, "most inputs of one forward pass; null: no limit", "[1, inf)")
+    micro_tokens: int = option(16384, "maximum number of tokens in one forward pass, padding included", "[1, inf)")
+    micro_inputs: int | None = option(None, "maximum number of inputs in one forward pass; null: no limit", "[1, inf)")
     long_inputs: str = option(
         "refuse",
-        "treatment of inputs that are too long for the model; refuse: refuse them; drop_oldest: drop their oldest "
-        "tool results",
+        "what happens to inputs that are too long for the model; refuse: they are refused; drop_oldest: their oldest "
+        "tool results are left out",
         choices=("refuse", "drop_oldest"),
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
-    params: dict[str, Any] = option({}, "parameters of the family that differ from its defaults")
+    params: dict[str, Any] = option({}, "parameters of the family, in place of its defaults")
 
     @property
     def is_configured(self) -> bool:
@@ -128,6 +146,9 @@ class OutcomeModelConfig(ScoringModelConfig):
     )
 
 
+_WAITS = "it decided whether stored episodes wait for a manager or for rules"
+
+
 @dataclass
 class ManagerConfig:
     """A reward manager written for verl, which judges whole groups (docs/scoring.md)."""
@@ -136,7 +157,7 @@ class ManagerConfig:
         None,
         "naive, batch, dapo or another name in docs/verl.md, or the path of a class (module.Class or FILE.py:Class); "
         "null: no manager",
-        fixed="stored episodes wait for these kinds of scores",
+        fixed=_WAITS,
     )
     compute_score: str | None = option(
         None,
@@ -144,21 +165,25 @@ class ManagerConfig:
         "manager's default",
     )
     compute_score_params: dict[str, Any] = option({}, "further parameters of the function")
-    num_examine: int = option(0, "samples of each data source that the manager prints in training", "[0, inf)")
-    val_num_examine: int = option(1, "samples of each data source that the manager prints in an evaluation", "[0, inf)")
+    num_examine: int = option(
+        0, "number of samples that the manager prints of each data source in training", "[0, inf)"
+    )
+    val_num_examine: int = option(
+        1, "number of samples that the manager prints of each data source in an evaluation", "[0, inf)"
+    )
     params: dict[str, Any] = option({}, "further parameters of the manager's constructor")
     sources: dict[str, Any] = option(
         {},
-        "settings that differ for a data source, as {SOURCE: {name, compute_score, compute_score_params, "
-        "num_examine, val_num_examine, params}}; {SOURCE: null}: the source has no manager",
-        fixed="stored episodes wait for these kinds of scores",
+        "settings of single data sources, in place of the above, as {SOURCE: {name, compute_score, "
+        "compute_score_params, num_examine, val_num_examine, params}}; {SOURCE: null}: the source has no manager",
+        fixed=_WAITS,
     )
-    batch_groups: int = option(1, "most groups that one call of the manager gets", "[1, inf)")
+    batch_groups: int = option(1, "maximum number of groups in one call of the manager", "[1, inf)")
     timeout_s: float = option(300.0, "seconds that one call of the manager may take", "(0, inf)")
 
     def of(self, source: str) -> Mapping[str, Any] | None:
-        """The settings of a data source's manager, by the keys of `sources`. The result is None if the source has no
-        manager."""
+        """Return the settings of the manager of the data source `source`, by the names in MANAGER_KEYS. Return None if
+        the source has no manager."""
         own = {name: getattr(self, name) for name in MANAGER_KEYS}
         changes = self.sources.get(source, {})
         settings = own | dict(changes) if isinstance(changes, Mapping) else {}
@@ -171,17 +196,20 @@ MANAGER_KEYS = ("name", "compute_score", "compute_score_params", "num_examine", 
 
 @dataclass
 class GuardConfig:
-    """A warning of reward hacking: rewards rise, outcomes do not, and the process reward model agrees less and less
-    with the outcomes."""
+    """The alarm on reward hacking. It is raised if rewards rise, outcomes do not, and the process reward model agrees
+    less and less with the outcomes."""
 
-    window_s: float = option(900.0, "seconds over which the trends are measured", "(0, inf)")
+    window_s: float = option(900.0, "length of the window over which changes are measured, in seconds", "(0, inf)")
     reward_rise: float = option(
         0.05,
-        "smallest rise of the mean reward over the window for an alarm; there is no alarm if outcomes rise as much",
+        "the alarm needs the mean reward to rise by at least this number within the window, and the mean outcome by "
+        "less",
         "(0, inf)",
     )
     agreement_fall: float = option(
-        0.05, "smallest fall, over the window, of the agreement of step scores with outcomes for an alarm", "(0, inf)"
+        0.05,
+        "the alarm needs the agreement of step scores with outcomes to fall by at least this number within the window",
+        "(0, inf)",
     )
 
 
@@ -197,7 +225,7 @@ class ScoringConfig:
     rules: dict[str, Any] = option({}, "verifiers by data source, in the same forms as scoring.rule")
     strip_thoughts: bool = option(
         True,
-        "rules read only the text after the last closed thought; if a thought is not closed, they read an empty text",
+        "give rules only the text after the last closed thought, or an empty text if a thought is not closed",
     )
     steps: str | None = option(
         None,
@@ -205,7 +233,9 @@ class ScoringConfig:
         "null: no function",
     )
     rule_processes: int = option(
-        1, "processes in which one scorer runs rules, and as many for the function scoring.steps", "[1, inf)"
+        1,
+        "number of processes in which one scorer runs rules; the function scoring.steps gets as many again",
+        "[1, inf)",
     )
     rule_memory_mb: int = option(
         4096, "megabytes that one verification, or one call of scoring.steps, may take", "[1, inf)"
@@ -216,16 +246,20 @@ class ScoringConfig:
         "kinds of scoring by data source; a source that is not listed gets all configured kinds, except that a "
         "manager replaces the rules",
         choices=KINDS,
-        fixed="stored episodes wait for these kinds of scores",
+        fixed="it decided for which kinds of scores stored episodes wait",
     )
     serve: list[str] = option(
         [], "kinds of scoring that a scoring process performs; empty: all configured kinds", choices=KINDS
     )
-    batch_trajectories: int = option(32, "most trajectories in one lease", "[1, inf)")
-    batch_tokens: int = option(65536, "most tokens in one lease", "[1, inf)")
+    batch_trajectories: int = option(32, "maximum number of trajectories that a scorer gets at once", "[1, inf)")
+    batch_tokens: int = option(
+        65536, "maximum number of tokens in the trajectories that a scorer gets at once", "[1, inf)"
+    )
     stall_s: float = option(600.0, "seconds without a result after which a scorer counts as hung and exits", "(0, inf)")
     eval_samples: int = option(
-        1, "episodes of each evaluation and data source that a scorer logs with their scores", "[0, inf)"
+        1,
+        "number of episodes of each data source that a scorer logs, with their scores, in each evaluation",
+        "[0, inf)",
     )
     shadow: bool = option(False, "record the scores of the models and of scoring.steps, but train without them")
     prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
@@ -236,8 +270,8 @@ class ScoringConfig:
 
     @property
     def step_scorer(self) -> str | None:
-        """The option that names the model or the function that gives step scores, in the form that messages show. None
-        if neither is configured."""
+        """The option, as messages show it, that configures what gives step scores: the function `steps`, else the model
+        `prm`. None if neither is configured."""
         if self.steps is not None:
             return f"scoring.steps={self.steps}"
         if not self.prm.is_configured:
@@ -259,14 +293,15 @@ def configured(config: ScoringConfig) -> tuple[str, ...]:
 
 
 def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
-    """The kinds of scoring that a trajectory of `data_source` needs, in order. A manager replaces the rules."""
+    """Return the kinds of scoring that a trajectory of `data_source` needs, in the order of KINDS. Without an entry in
+    `config.needs`, a manager replaces the rules."""
     replaced = GROUP_KIND if config.manager.of(data_source) is None else "rules"
     return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind != replaced]), config)
 
 
 def may_give(config: ScoringConfig, score: str) -> bool:
-    """True if episodes of some data source may get this score. Any further number of a configured rule or manager
-    counts as a score too."""
+    """Return true if episodes of some data source may get this score. A rule or a manager may return further numbers
+    with any names. So every score counts whose name begins with `manager/`, or with `rule/` and a configured rule."""
     kind, _, name = score.partition("/")
     shaping, has_manager = config.shaping, any(map(config.manager.of, ("", *config.manager.sources)))
     if name:
@@ -298,7 +333,7 @@ def short_name(rule: str) -> str:
 
 
 def serves(config: ScoringConfig) -> tuple[str, ...]:
-    """The kinds that a scoring process with this configuration performs, in order."""
+    """Return the kinds of scoring that a process with this configuration performs, in the order of KINDS."""
     return _in_order(config.serve or KINDS, config)
 
 

@@ -26,11 +26,11 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 package = find_spec("sglang")
-# `find_spec` also takes a folder of this name, such as a checkout in the working folder, for a package.
+# `find_spec` also finds a mere folder named sglang, such as a checkout in the working folder. So look for the module.
 if package is None or not PathFinder.find_spec("sglang.launch_server", package.submodule_search_locations or []):
     sys.exit("it has no package sglang")
 """
-"""A program that finds the server's module without an import of SGLang, since the import takes 10 s."""
+"""A program that looks for the server's module. It does not import SGLang, because the import takes 10 s."""
 
 
 def sglang_version(python: str) -> tuple[str, str]:
@@ -47,10 +47,8 @@ def sglang_version(python: str) -> tuple[str, str]:
 
 
 def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float = PROGRAM_S) -> str:
-    """The reason why no server can start with the program `python` in this environment.
-
-    It is empty if SGLang is installed. It is also empty if the program did not answer in time, which is logged.
-    """
+    """Return the reason why no server can start with the program `python` in this environment, or an empty text if
+    SGLang is installed. If the program does not end within `timeout_s`, log this, and return an empty text too."""
     try:
         return _run(python, FIND_SERVER, environment, timeout_s)[1]
     except TimeoutError as late:
@@ -59,8 +57,8 @@ def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float
 
 
 def _run(python: str, code: str, environment: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """Run `code` in a Python; return its output, and the reason if it failed. Raises TimeoutError: it takes too
-    long."""
+    """Run `code` with the program `python`. Return the output and, if the run failed, the reason, else an empty text.
+    Raises TimeoutError: the program has not ended within `timeout_s`."""
     if shutil.which(python) is None:
         return "", "there is no such program"
     try:

@@ -33,6 +33,8 @@ def _obstacle(engine_kind: str, actor: ActorConfig) -> str:
         return "a turn under a grammar cannot call the tools of an environment; leave it out of the data"
     if actor.tools:
         return "a turn under a grammar cannot call tools; set actor.tools=[]"
+    if actor.verl_tools:
+        return "a turn under a grammar cannot call tools; set actor.verl_tools=[]"
     if actor.temperature != 1:
         return f"a turn under a grammar is not trained with actor.temperature={actor.temperature:g}; use 1"
     return ""

@@ -9,9 +9,13 @@ import threading
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from asyncrl.text import message_of
+
 log = logging.getLogger("asyncrl.train")
 
 PATIENCE_S = 2.0
+ANSWER_S = 10.0
+"""Seconds for one answer of the hub. A slow link needs most of them."""
 PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
@@ -37,6 +41,18 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
         )
         return None
     return reason and f"nothing answers at {host}:{port} ({reason})"
+
+
+def no_answer(url: str, patience_s: float = ANSWER_S) -> str | None:
+    """Return the reason why one request to `url`, which is not retried, got no answer within `patience_s` seconds. None
+    if the hub has answered, even by a refusal."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(url, timeout=patience_s)
+    except Exception as error:  # noqa: BLE001 - the class depends on the client of the hub. The message has it.
+        return message_of(error)
+    return None
 
 
 def _first_hop(endpoint: SplitResult) -> SplitResult:

@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.config.keys import near_path
 from asyncrl.config.schema import ActorConfig, CriticConfig, EngineConfig, ImplicitConfig, ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.preflight.hub import unreachable
+from asyncrl.launch.preflight.hub import no_answer, unreachable
 from asyncrl.machine.remote_folder import is_url, local_copy
 
 log = logging.getLogger("asyncrl.train")
@@ -156,7 +156,7 @@ def _missing(path: str, revision: str | None = None) -> str | None:
     one."""
     if (reason := missing_folder(path)) or Path(path).is_dir():
         return reason
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -174,6 +174,11 @@ def _missing(path: str, revision: str | None = None) -> str | None:
     fix = f"write a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 never asks the hub"
     if reason := unreachable():
         return f"there is no such folder, and the Hugging Face hub cannot be reached: {reason}; {fix}"
+    # A name without an owner is most likely a folder's, so it is not worth the retries of the hub's client.
+    if "/" not in path and (
+        reason := no_answer(hf_hub_url(path, "config.json", revision=revision, endpoint=constants.ENDPOINT))
+    ):
+        return f"there is no folder {path} here, and the Hugging Face hub cannot be reached ({reason}); {fix}"
     try:
         hf_hub_download(path, "config.json", revision=revision)
     except (OSError, ValueError) as error:

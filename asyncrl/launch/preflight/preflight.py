@@ -175,7 +175,7 @@ def _check_models(
         found.check(partial(check_grammars, engine.kind, actor, files))
         with found.collected():
             _check_template(open_chat(), actor, reads_images(engine.kind, model), files)
-    found.check(partial(check_truths, config.scoring, model, actor.sandbox, files))
+    found.check(partial(check_truths, config.scoring, model, actor.sandbox, files, config.data.columns))
 
 
 def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:

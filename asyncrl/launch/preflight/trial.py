@@ -140,7 +140,7 @@ def answered(future: Future[T], stop: threading.Event | None) -> T:
     """The result of `future`. Raises StoppedError: `stop` was set before. Passes on the future's error."""
     while not wait([future], LOOK_S).done:
         if stop is not None and stop.is_set():
-            raise StoppedError("stopped while your own code was tried; nothing was started")
+            raise StoppedError("stopped during the checks before the start; nothing was started")
     return future.result()
 
 

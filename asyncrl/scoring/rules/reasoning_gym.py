@@ -23,11 +23,12 @@ except ImportError as error:
 def reasoning_gym(
     task: Task, answer: str, trajectory: Trajectory, *, confined: Confined, cpu_s: float = 5.0
 ) -> Mapping[str, float]:
-    """`score`, from 0 to 1, is the score that the data set of the task gives to the content of the last `<answer>` tag,
-    or to an answer without this tag. It is 0 if the data set cannot read the answer. It is also 0 if the answer takes
-    over `cpu_s` seconds of processor time or too much memory; then `out_of_time` or `out_of_memory` is 1.
+    """Return as `score` the number from 0 to 1 that the task's data set gives to the answer: to the content of the last
+    `<answer>` tag, or to the whole answer if it has no such tag. The score is 0 if the data set cannot read the answer.
+    It is also 0 if the scoring takes over `cpu_s` seconds of processor time or too much memory; then `out_of_time` or
+    `out_of_memory` is 1.
 
-    Raises ScoringError: the task is not from reasoning-gym, or its data set cannot even read the right answer.
+    Raises ScoringError: the task is not from reasoning-gym, or its data set cannot even score the right answer.
     """
     entry = task.extra_info.get(ENTRY)
     if not isinstance(entry, str):
@@ -50,7 +51,7 @@ def _task(text: str) -> _Made:
 
 @lru_cache(256)
 def _dataset(name: str, options: str) -> Any:
-    """The data set. It is made only once for each `name` and `options`, because it can score all of its entries."""
+    """Make the data set. The cache keeps it for further tasks with the same `name` and `options`."""
     return create_dataset(name, **json.loads(options))
 
 

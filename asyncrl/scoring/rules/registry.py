@@ -80,7 +80,7 @@ class RuleSet:
     by_source: Mapping[str, Sequence[WeightedRule]]
 
     def check(self, task: Task) -> None:
-        """Raises ScoringError: a reward function of TRL takes a column that the task lacks."""
+        """Raises MissingColumnError: a reward function of TRL takes a column that the task lacks."""
         for rule in self.by_source.get(task.data_source, self.default):
             if isinstance(rule.function, TrlFunction):
                 rule.function.check(task)

@@ -57,6 +57,17 @@ def fits(signature: inspect.Signature) -> bool:
     return any(each.name in BATCH or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
+class MissingColumnError(ScoringError):
+    """The reward function `function` takes the columns `missing`, which a task lacks. The task has `columns`."""
+
+    def __init__(self, function: str, missing: Sequence[str], task: Task, columns: Sequence[str]) -> None:
+        super().__init__(
+            f"{function} takes {', '.join(missing)}, which task {task.id} lacks; its columns are {', '.join(columns)}: "
+            "name the missing column in data.columns (docs/trl.md), or give the parameter a default value"
+        )
+        self.function, self.missing, self.columns = function, missing, columns
+
+
 class TrlFunction:
     """The rule that calls `reward`, whose dotted path is `name`, with `params` as further keywords.
 
@@ -82,14 +93,10 @@ class TrlFunction:
             )
 
     def check(self, task: Task) -> None:
-        """Raises ScoringError: the function takes a column that the task lacks."""
+        """Raises MissingColumnError: the function takes a column that the task lacks."""
         columns = _columns(task)
         if missing := [each for each in self._required if each not in (*BATCH, *_SERVICES, *columns, *self._params)]:
-            raise ScoringError(
-                f"{self._name} takes {', '.join(missing)}, which task {task.id} lacks; its columns are "
-                f"{', '.join(sorted(columns))}: name the missing column in data.columns, as "
-                f"{{{missing[0]}: {missing[0]}}}"
-            )
+            raise MissingColumnError(self._name, missing, task, sorted(columns))
 
     def __call__(self, given: RuleInput) -> Any:
         """The reward of one episode.

@@ -66,7 +66,8 @@ def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> Environment
 
 
 def may_reward_turns(actor: ActorConfig) -> bool:
-    """True if turns may have rewards: from a simulated user, an agent, or an environment with `get_call_reward`.
+    """True if turns may have rewards: from a simulated user, an agent, a tool written for verl, or an environment with
+    `get_call_reward`.
 
     Raises ConfigError: the class of an environment cannot be imported.
     """
@@ -74,7 +75,7 @@ def may_reward_turns(actor: ActorConfig) -> bool:
     if actor.environment is not None:
         paths[f"actor.environment={actor.environment}"] = actor.environment
     return (
-        bool(actor.interactions)
+        bool(actor.interactions or actor.verl_tools)
         or actor.played_by is not None
         or any(hasattr(imported(path, setting), CALL_REWARD) for setting, path in paths.items())
     )

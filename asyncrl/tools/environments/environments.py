@@ -30,7 +30,7 @@ from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.plain import copied
-from asyncrl.text import reason_of
+from asyncrl.text import is_own, line_of_function, own_line, reason_of
 from asyncrl.tools.base import ToolRefusal
 from asyncrl.tools.contained import contained
 from asyncrl.tools.environments.classes import CALL_REWARD, EnvironmentClass, Function, class_of
@@ -71,6 +71,10 @@ class EnvironmentCounts:
     stuck: int = 0
 
 
+class MissingFieldError(ToolError):
+    """`reset` takes a field that the task's row lacks. A retry cannot help."""
+
+
 class Environments:
     """The environments on offer, by the names that tasks use.
 
@@ -86,6 +90,7 @@ class Environments:
         self.faults: tuple[type[Exception], ...] = FAULTS
         self._classes = classes
         self._error_logger = ErrorLogger(log)
+        self._silent: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def counters(self) -> Mapping[str, float]:
@@ -124,6 +129,8 @@ class Environments:
             except ToolError as error:
                 reason = str(error)
                 await finish(opened.close())
+                if isinstance(error, MissingFieldError):
+                    raise
             except BaseException:
                 await finish(opened.close())
                 raise
@@ -142,6 +149,14 @@ class Environments:
         """Count and log an error that a tool raised."""
         self.counts.errors += 1
         self._error_logger.exception(reason, cause, traced=False)
+
+    def note_silent(self, tool: str, what: str, place: str) -> None:
+        """Warn, once per tool, that the tool of the environment `what` returned None."""
+        if (tool, what) not in self._silent:
+            self._silent.add((tool, what))
+            log.warning(
+                "tool %s of %s%s returned None, so the policy reads the text None: return a text", tool, what, place
+            )
 
     def change_stuck(self, by: int) -> None:
         """Add `by` to the number of stuck threads. Any thread may call this."""
@@ -219,6 +234,12 @@ class OpenEnvironment:
         """Make the object and begin the episode. Raises ToolError: one of these failed."""
         self._object = await self._within_limits("__init__", self._cls.make)
         reset = self._object.reset
+        if missing := _missing(reset, row):
+            raise MissingFieldError(
+                f"reset of {self._what} takes {', '.join(missing)}{_defined(reset)}, which task {self._ticket.task.id} "
+                f"lacks; its row has {', '.join(sorted(row))}: name the column in data.columns (docs/data.md), or give "
+                "the parameter a default value"
+            )
         observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)), _observation)
         max_chars = self._environments.limits.max_chars
         self._observation = None if observation is None else cut_content(observation, max_chars)
@@ -270,7 +291,7 @@ class OpenEnvironment:
         try:
             with self._environments.spans.span(f"tool {call.name}", episode=self._ticket.id):
                 method = partial(getattr(self._object, call.name), **copied(dict(call.arguments)))
-                content: Content = await self._call(call.name, method, _shown)
+                content: Content = await self._call(call.name, method, partial(self._read, call.name, method))
             await self._reward_call()
             return content
         except ToolError:
@@ -283,6 +304,11 @@ class OpenEnvironment:
         except Exception as error:  # noqa: BLE001 - the policy reads it
             self._environments.raised(f"tool {call.name} of {self._what} raised {reason_of(error)}", error)
             return f"Error: {_message_of(error)}"
+
+    def _read(self, tool: str, method: Callable[..., Any], result: Any) -> Content:
+        if result is None:
+            self._environments.note_silent(tool, self._what, _defined(method))
+        return _shown(result)
 
     async def _reward_call(self) -> None:
         """Note the reward of a call that has returned. Raises ToolError: `get_call_reward` failed."""
@@ -297,7 +323,8 @@ class OpenEnvironment:
         except ToolError:
             raise
         except Exception as error:
-            raise self._failed(name, reason_of(error), error) from error
+            place = "" if own_line(error) else _defined(method)
+            raise self._failed(name, f"{reason_of(error)}{place}", error) from error
 
     async def _call(self, name: str, method: Callable[[], Any], read: Read) -> Any:
         """Call a method and `read` its result, and pass on exceptions. Raises ToolError: the call took too long."""
@@ -362,6 +389,22 @@ def _taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, An
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return row
     return {name: value for name, value in row.items() if name in parameters}
+
+
+def _missing(reset: Callable[..., Any], row: Mapping[str, Any]) -> list[str]:
+    """The arguments without a default value that `reset` takes by name and the row lacks."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(reset).parameters.values()
+    return [
+        each.name for each in parameters if each.kind in by_name and each.default is each.empty and each.name not in row
+    ]
+
+
+def _defined(method: Callable[..., Any]) -> str:
+    """The line that defines a method, in brackets after a space. Empty if it is unknown or not the user's."""
+    function = method.func if isinstance(method, partial) else method
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({line_of_function(function)})" if code is not None and is_own(code.co_filename) else ""
 
 
 def _message_of(error: Exception) -> str:

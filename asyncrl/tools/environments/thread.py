@@ -87,4 +87,6 @@ def _outcome(function: Callable[[], Any]) -> _Outcome:
     except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
         return _Outcome(error=error)
     except BaseException as error:  # noqa: BLE001 - the thread must answer in all cases
-        return _Outcome(error=EscapeError(f"it raised {message_of(error)}"))
+        escape = EscapeError(f"it tried to end the program: {message_of(error)}")
+        escape.__cause__ = error  # Its traceback has the line of the user's code.
+        return _Outcome(error=escape)

@@ -255,3 +255,52 @@ def test_a_name_of_a_role_or_tool_has_no_effect_on_the_terminal():
     Transcript(Console(file=out)).messages([role, {"role": "tool", "name": "\x1b]0;title\x07", "content": "result"}])
     assert "\x1b" not in out.getvalue()
     assert "role" in out.getvalue()
+
+
+OF_TRL = """
+def correct(prompts, completions, solution, **kwargs):
+    return [float(each in text) for each, text in zip(solution, completions)]
+
+
+def hard(prompts, completions, difficulty, **kwargs):
+    return [1.0]
+"""
+
+
+def test_a_missing_column_of_a_reward_function_is_refused_with_the_line_that_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rewards_of_trl.py").write_text(OF_TRL)
+    monkeypatch.delitem(sys.modules, "rewards_of_trl", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1?", "answer": "2", "level": 3}\n')
+    answers = script(tmp_path / "answers.jsonl", "2")
+    words = (tmp_path / "sums.jsonl", "--answers", answers, "scoring.rule=rewards_of_trl.correct")
+    status, shown, errors = run(monkeypatch, capsys, *words)
+    assert (status, "assistant" in shown) == (2, False)
+    assert "line 1: rewards_of_trl.correct takes solution; the file has the columns answer, level, prompt" in errors
+    [line] = re.findall(r"prompt: add (\S+ \S+)", errors)
+    status, shown, errors = run(monkeypatch, capsys, *words, line.rstrip(",").replace('"', ""))
+    assert (status, re.findall(r"outcome +(\S+)", shown)) == (0, ["1"]), errors
+    _, _, errors = run(monkeypatch, capsys, *words[:-1], "scoring.rule=rewards_of_trl.hard")
+    assert "answer, level, prompt: none has such a name; add difficulty to the file, rename the parameter" in errors
+
+
+def test_code_that_ends_the_program_is_named_with_its_line_and_without_a_traceback(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (guess / "my_ends.py").write_text("def score(task, answer, trajectory):\n    raise SystemExit(4)\n")
+    monkeypatch.delitem(sys.modules, "my_ends", raising=False)
+    answers = script(guess / "answers.jsonl", calling(42), "42!")
+    words = (guess / "tasks.jsonl", "--answers", answers, OF_GUESS[0])
+    status, shown, _ = run(monkeypatch, capsys, *words, "scoring.rule=my_ends.score")
+    assert status == 1
+    assert re.search(r"your own code tried to end the program: SystemExit: 4 \(.*my_ends.py, line 2\)", shown)
+    code = (guess / "my_environments.py").read_text()
+    (guess / "my_environments.py").write_text(f"{code}\n    def get_call_reward(self):\n        exit(4)\n")
+    monkeypatch.delitem(sys.modules, "my_environments", raising=False)
+    status, shown, errors = run(monkeypatch, capsys, *words)
+    assert status == 1
+    assert re.search(r"it tried to end the program: SystemExit: 4 \(.*my_environments.py, line \d+\)", shown)
+    assert "get_call_reward of environment Guess failed" in errors
+    assert "Traceback" not in errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from huggingface_hub import constants
 
 from asyncrl.config.schema import CriticConfig, ImplicitConfig, ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.preflight import hub
-from asyncrl.launch.preflight.hub import unreachable
+from asyncrl.launch.preflight import hub, models
+from asyncrl.launch.preflight.hub import no_answer, unreachable
 from asyncrl.launch.preflight.models import check_existence
 from asyncrl.machine.ports import free_ports
 from tests.helpers import GENEROUS_S
@@ -39,6 +40,17 @@ def test_a_model_on_a_hub_where_nothing_answers_is_refused_without_the_retries_o
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("it is tried all the same"))
     with pytest.raises(ConfigError, match=rf"hub cannot be reached: nothing answers at 127\.0\.0\.1:{port} \(Connec"):
         check_existence(ModelConfig(path="nobody/nothing"), CriticConfig(), ImplicitConfig(), ScoringConfig())
+
+
+def test_a_name_without_an_owner_is_refused_after_one_request_without_an_answer(
+    listening: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://{listening}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("it is tried all the same"))
+    monkeypatch.setattr(models, "no_answer", partial(no_answer, patience_s=0.05))
+    with pytest.raises(ConfigError, match=r"there is no folder nomodel here, and .* hub cannot be reached \(\w+"):
+        check_existence(ModelConfig(path="nomodel"), CriticConfig(), ImplicitConfig(), ScoringConfig())
 
 
 @pytest.mark.parametrize(("revision", "where"), [(None, ""), ("v2", " at revision v2")])

@@ -240,7 +240,11 @@ def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: P
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.correct"]
     [reason] = refusals(config)
-    assert "tasks.parquet: row 0: tests.scoring.rules.test_trl.correct takes answer, which task" in reason
+    assert "tasks.parquet: row 0: tests.scoring.rules.test_trl.correct takes answer; the file has" in reason
+    assert 'add data.columns="{answer: reward_model.ground_truth}", or give the parameter a default' in reason
+    config.data.columns = {"answer": "reward_model.ground_truth"}
+    preflight(config)
+    config.data.columns = {}
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.length"]
     preflight(config)
 

@@ -200,3 +200,18 @@ class OddResults:
 
     def get_reward(self) -> Any:
         return self.reward
+
+
+class NeedsField(Counter):
+    def reset(self, level: int) -> str:  # type: ignore[override]
+        return f"level {level}"
+
+
+class Forgetful(Counter):
+    def look(self) -> None:
+        """Looks around."""
+
+
+class EndsAtReward(Counter):
+    def get_reward(self) -> float:
+        raise SystemExit(4)

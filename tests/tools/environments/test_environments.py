@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     codes = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def guess" in block]
     (tmp_path / "my_environments.py").write_text("\n".join(codes))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_environments", raising=False)  # Another test may have imported its own.
     classes = environment_classes(ActorConfig(environment="my_environments.Guess"))
     script = [*(call("guess", f'{{"number": {n}}}') for n in (50, 200, 42)), "It is 42."]
     task = {"messages": [{"role": "user", "content": "Find it."}], "extra_info": {"secret": 42, "index": 1}}
@@ -120,7 +122,10 @@ async def test_a_reward_of_a_call_that_is_no_finite_number_fails_the_episode() -
 
 async def test_what_would_end_the_program_or_a_generator_is_an_error_that_the_policy_reads() -> None:
     _, text = await play(opened("Ending"), call("leave") + call("stop"), "Done.")
-    assert results(text) == ["Error: it raised SystemExit: 3", "Error: coroutine raised StopIteration"]
+    assert results(text) == [
+        "Error: it tried to end the program: SystemExit: 3",
+        "Error: coroutine raised StopIteration",
+    ]
 
 
 async def test_reset_gets_the_row_and_a_coroutine_may_score() -> None:
@@ -176,8 +181,29 @@ async def test_reset_is_tried_again_with_a_new_object_and_then_fails_the_episode
 
 
 async def test_a_reward_that_is_no_number_fails_the_episode_and_is_no_zero() -> None:
-    with pytest.raises(ToolError, match="get_reward of environment NoNumber failed: TypeError: it returned None"):
+    with pytest.raises(ToolError, match=r"NoNumber failed: TypeError: it returned None.*\(\S+games.py, line \d+\)"):
         await play(opened("NoNumber"), "Done.")
+
+
+async def test_a_field_that_reset_takes_and_the_row_lacks_is_named_with_those_of_the_row_and_not_tried_again() -> None:
+    environments = opened("NeedsField")
+    said = r"takes level \(\S+games.py, line \d+\), which task \S+ lacks; its row has data_source, ground_truth, "
+    with pytest.raises(ToolError, match=said) as refused:
+        await play(environments, "Done.")
+    assert "tries" not in str(refused.value)
+
+
+async def test_a_tool_that_returns_nothing_is_warned_of_once_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    environments = opened("Forgetful")
+    _, text = await play(environments, call("look"), call("look"), "Done.")
+    assert results(text) == ["None", "None"]
+    [warned] = [each.getMessage() for each in caplog.records if "returned None" in each.getMessage()]
+    assert re.search(r"tool look of environment Forgetful \(\S+games.py, line \d+\) returned None", warned)
+
+
+async def test_a_tool_that_ends_the_program_is_named_with_its_line() -> None:
+    with pytest.raises(ToolError, match=r"it tried to end the program: SystemExit: 4 \(\S+games.py, line \d+\)"):
+        await play(opened("EndsAtReward"), "Done.")
 
 
 async def test_a_cancelled_episode_closes_its_environment() -> None:

@@ -240,15 +240,15 @@ def test_a_server_has_only_the_variables_that_it_is_given(monkeypatch: pytest.Mo
     [
         ("flood", "Error: the result is larger than 8 MiB; ask for less.", {"mcp_lost": 0, "tool_failures": 0}),
         ("noise", "done", {"mcp_lost": 0, "tool_failures": 0}),
-        ("rubbish", r"failed .* 2 times, .*it wrote 10000 lines that answer no request", {"mcp_lost": 2}),
-        ("stray", r"failed .* 2 times, .*it wrote 10000 lines that answer no request", {"mcp_lost": 2}),
-        ("line", r"failed .* 2 times, .*it wrote a line of more than 16 MiB", {"mcp_lost": 2}),
+        ("rubbish", r"failed 2 times, .*it wrote 10000 lines that answer no request", {"mcp_lost": 2}),
+        ("stray", r"failed 2 times, .*it wrote 10000 lines that answer no request", {"mcp_lost": 2}),
+        ("line", r"failed 2 times, .*it wrote a line of more than 16 MiB", {"mcp_lost": 2}),
         ("half", r"half \?", {"mcp_lost": 0, "tool_failures": 0}),
         ("latin", "caf\ufffd", {"mcp_lost": 0, "tool_failures": 0}),
-        ("deep", r"failed .* 2 times, .*the result is not a message of MCP", {"mcp_lost": 0, "tool_failures": 2}),
-        ("hang", r"failed .* 2 times, .*it did not answer within 0\.5 s", {"mcp_lost": 2, "mcp_started": 2}),
-        ("error", r"failed .* 2 times, .*the error -32000: no disk", {"mcp_lost": 0, "mcp_started": 1}),
-        ("wrong", r"failed .* 2 times, .*its result is not valid MCP", {"mcp_lost": 0, "tool_failures": 2}),
+        ("deep", r"failed 2 times, .*the result is not a message of MCP", {"mcp_lost": 0, "tool_failures": 2}),
+        ("hang", r"failed 2 times, .*it did not answer within 0\.5 s", {"mcp_lost": 2, "mcp_started": 2}),
+        ("error", r"failed 2 times, .*the error -32000: no disk", {"mcp_lost": 0, "mcp_started": 1}),
+        ("wrong", r"failed 2 times, .*its result is not valid MCP", {"mcp_lost": 0, "tool_failures": 2}),
     ],
 )
 def test_a_server_that_goes_wrong_fails_its_episode_and_nothing_else(

@@ -10,6 +10,7 @@ from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import router_replay_of
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
 from asyncrl.compat.verl.configuration.source import VerlConfig
+from asyncrl.compat.verl.configuration.tool_rows import tool_settings
 from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.config.group_files import FAILURES
 
@@ -31,12 +32,9 @@ OF_LOOPS = (
 WITHOUT_LOOPS = {
     "max_parallel_calls": "all calls of a turn run at once.",
     "tool_response_truncate_side": "the middle of a long result is cut out.",
-    "function_tool_path": "tools are classes (docs/tools.md).",
 }
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
-TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
-"""Tool classes of verl, each with the name of asyncrl's counterpart."""
 ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
@@ -155,7 +153,7 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     yield "actor.tool_call_format", FORMATS.get(source[f"{TURNS}.format"], "auto")
     if source[f"{TURNS}.format"] not in FORMATS:
         yield f"{TURNS}.format={source[f'{TURNS}.format']}: actor.tool_call_format is auto, the chat template's format"
-    yield from _tools(source[f"{TURNS}.tool_config_path"])
+    yield from tool_settings(TURNS, source[f"{TURNS}.tool_config_path"], source[f"{TURNS}.function_tool_path"])
     yield from _interactions(source)
 
 
@@ -170,34 +168,6 @@ def _loops(source: VerlConfig) -> dict[str, Any]:
         **({"agent_loop_config_path": path} if path else {}),
         **({"config": {"actor_rollout_ref": {"rollout": {"multi_turn": turns}}}} if turns else {}),
     }
-
-
-def _tools(path: str | None) -> Iterator[Setting | str]:
-    if not path:
-        yield "actor.tools", []
-        return
-    try:
-        content = read_yaml(Path(path).expanduser())
-        classes = [str(tool["class_name"]) for tool in content["tools"]]
-    except (*FAILURES, KeyError, TypeError) as error:
-        yield "actor.tools", []
-        yield (
-            f"{TURNS}.tool_config_path={path}: it cannot be read ({type(error).__name__}); name tools in actor.tools "
-            "(docs/tools.md)"
-        )
-        return
-    names = list(dict.fromkeys(TOOLS[name] for each in classes if (name := _last(each)) in TOOLS))
-    yield "actor.tools", names
-    if not names:
-        yield "actor.tools is empty: until you add tools to it, every call of a tool fails"
-    for each in classes:
-        ours = TOOLS.get(_last(each))
-        yield (
-            f"{TURNS}.tool_config_path: {each} becomes {ours}"
-            if ours
-            else f"{TURNS}.tool_config_path: write {each} as a tool of asyncrl (docs/tools.md), and add its "
-            "dotted path to actor.tools"
-        )
 
 
 def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
@@ -319,9 +289,16 @@ ROWS = (
     used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name of `max_assistant_turns`."),
     used(
         f"{TURNS}.tool_config_path",
-        "`actor.tools`",
+        "`actor.verl_tools`",
         None,
-        "verl's sandbox tool becomes `python`. The report names the tools that you must write again for asyncrl.",
+        "The classes in the file are used unchanged, if the packages that they import are installed. verl's sandbox "
+        "tool becomes `python`, its search tool `search`, and its servers of MCP become `actor.mcp_servers`.",
+    ),
+    used(
+        f"{TURNS}.function_tool_path",
+        "`actor.verl_tools`",
+        None,
+        "The functions in the file are used unchanged.",
     ),
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
@@ -339,8 +316,7 @@ ROWS = (
         TURNS,
         "use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
         "completion_callback tokenization_mode enable_tokenization_sanity_check",
-        "Tools are classes (docs/tools.md). The tokens of a later turn are appended to the sampled tokens; "
-        "`actor.history` changes that.",
+        "The tokens of a later turn are appended to the sampled tokens; `actor.history` changes that.",
     ),
     made(
         f"{VALIDATION}.n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -172,12 +173,52 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     assert (config.actor.max_turns, config.actor.max_tool_chars) == (5, 256)
     assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
     assert (config.run.name, config.learner.group_size, config.observe.sinks) == ("qwen3b-16", 16, ["console"])
-    assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/tools.md")
+    gsm8k = {"class_name": "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool", "config": {"type": "native"}}
+    assert config.actor.verl_tools == [gsm8k]
+    assert has(report, "verl.tools.sandbox_fusion_tools.SandboxFusionTool becomes python")
     assert not has(report, "actor.tools is empty")
-    (tmp_path / "tools.yaml").write_text('tools: [{class_name: "verl.tools.gsm8k_tool.Gsm8kTool"}]')
+    (tmp_path / "tools.yaml").write_text("tools: []")
     config, report = loaded("multi_turn.yaml", tmp_path, [tools.replace(str(HERE), str(tmp_path))])
-    assert config.actor.tools == []
+    assert (config.actor.tools, config.actor.verl_tools) == ([], [])
     assert has(report, "actor.tools is empty", "every call of a tool fails")
+
+
+@pytest.mark.slow
+def test_each_tool_of_verl_becomes_what_plays_it_here(tmp_path: Path) -> None:
+    schema = {"type": "function", "function": {"name": "mine", "description": "d"}}
+    mine = {"class_name": "my_tools.Mine", "config": {"type": "native", "n": 2}, "tool_schema": schema}
+    gone = {"class_name": "verl.tools.geo3k_tool.Geo3kTool", "config": {"type": "native"}}
+    retrieval = {"retrieval_service_url": "http://127.0.0.1:8000/retrieve", "topk": 5}
+    found = {"class_name": "verl.tools.search_tool.SearchTool", "config": {"type": "native", **retrieval}}
+    servers = {"My Server": {"url": "https://mcp.example.com", "auth_token": "abc"}}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+    mcp = {"mcp_servers_config_path": str(tmp_path / "servers.json"), "tool_selected_list": ["look"]}
+    served = {
+        "class_name": "verl.tools.mcp_base_tool.MCPBaseTool",
+        "config": {"type": "mcp", "timeout": 30},
+        "mcp": mcp,
+    }
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [mine, gone, found, served]}))
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    words = [f"{turns}.tool_config_path={tmp_path / 'tools.yaml'}", f"{turns}.function_tool_path=my_functions.py"]
+    config, report = loaded("multi_turn.yaml", tmp_path, words)
+    assert config.actor.verl_tools == [mine, gone, {"function_tool_path": "my_functions.py"}]
+    assert config.actor.tools == ["search"]
+    assert (config.actor.search.url, config.actor.search.topk) == ("http://127.0.0.1:8000/retrieve", 5)
+    header = {"Authorization": "Bearer $MY_SERVER_TOKEN"}
+    server = {"url": "https://mcp.example.com", "headers": header, "timeout_s": 30, "tools": ["look"]}
+    assert config.actor.mcp_servers == {"My Server": server}
+    assert has(report, "verl.tools.geo3k_tool.Geo3kTool is used unchanged, but asyncrl does not provide it")
+    assert has(report, "set the environment variable MY_SERVER_TOKEN to the auth_token of My Server")
+
+
+@pytest.mark.slow
+def test_a_reference_in_a_file_of_tools_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text('tools: [{class_name: my_tools.Mine, config: {key: "${oc.env:HOME}"}}]')
+    tools = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path / 'tools.yaml'}"
+    config, report = loaded("multi_turn.yaml", tmp_path, [tools])
+    assert config.actor.verl_tools == []
+    assert has(report, "tools.yaml: it cannot be read (ValueError)")
 
 
 @pytest.mark.slow
