@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import time
 import uuid
@@ -53,6 +54,8 @@ TABLES = (
 MULTIPLE = ("held", "leased", *images.MULTIPLE)
 FORMAT = 3
 """The version of the store's format (tables and fields of records). A store with a different format is refused."""
+FIRST_BYTES = 2 * mmap.PAGESIZE
+"""The bytes that LMDB writes into a new file before the first commit."""
 READER_MAP_BYTES = 1 << 42
 """The address space that a reader maps, large enough for all that a writer may add. It takes no memory."""
 
@@ -91,9 +94,13 @@ class Store:
 
     def _open(self, path: Path, max_bytes: int, durable: bool) -> None:
         file = path / "data.mdb"
-        if self._was_made() and (not file.exists() or file.stat().st_size == 0):
+        size = file.stat().st_size if file.exists() else 0
+        if self._was_made() and not size:
             # Without this check, LMDB would create an empty store, and the run would start from the beginning.
             raise StoreError(f"{file} is missing or empty, but there was a store; {ADVICE}")
+        if not self._was_made() and size < FIRST_BYTES:
+            # The disk was full before LMDB had written its first two pages. LMDB would refuse this file for good.
+            file.unlink(missing_ok=True)
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
         )

@@ -18,25 +18,26 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import psutil
 
 from asyncrl import wire
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
 from asyncrl.machine.child import Guarded
-from asyncrl.text import line_in_stacks, reason_of
+from asyncrl.scoring.pipe import TimedPipe
+from asyncrl.text import encodable, line_in_stacks, printable, reason_of
 from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -53,9 +54,6 @@ ended itself."""
 MARK = "ASYNCRL_JUDGE"
 """An environment variable that each process of a pool has. If code in such a process opens a pool itself, the pool is
 refused because of this variable. Otherwise processes would start further processes without end."""
-
-_WATCH_S = 0.1
-"""Seconds between two measurements of memory. If a request is answered sooner, its memory is never measured."""
 
 _MOST_STACKS = 1 << 18
 """The bytes of stacks that are read."""
@@ -141,12 +139,18 @@ class JudgePool:
         ScoringError: the pool is closed.
         """
         try:
-            return self._threads.submit(lambda: read(self._ask(messages)))
+            return self._threads.submit(lambda: self._read(read, self._ask(messages)))
         except RuntimeError as error:
             raise self._closed_error() from error
 
     def _closed_error(self) -> ScoringError:
         return ScoringError(f"the process that runs {self._limits.judge} was closed")
+
+    def _read(self, read: Callable[[Message], T], reply: Message) -> T:
+        try:
+            return read(reply)
+        except WireError as error:
+            raise _unreadable(self._limits.judge, error) from error
 
     def _ask(self, messages: Sequence[Message]) -> Message:
         try:
@@ -176,7 +180,7 @@ class JudgePool:
     def _request(self, process: _JudgeProcess, messages: Sequence[Message]) -> Message:
         limits, started = self._limits, time.monotonic()
         try:
-            process.send(messages)
+            process.send(messages, limits)
             return process.receive(limits.timeout_s + GRACE_S, limits)
         except (EOFError, OSError) as error:
             overran = time.monotonic() - started >= limits.timeout_s
@@ -193,22 +197,26 @@ class JudgePool:
         with self._lock:
             if self._closed:
                 raise self._closed_error()
-            process = _JudgeProcess(self._program, self._settings)
+            process = _JudgeProcess(self._program)
             self._running.add(process)
         try:
-            reply = process.receive(self._limits.start_timeout_s)
-            if reply.kind == "failed":
-                raise ConfigError(str(reply.body["reason"]))
-        except (EOFError, OSError) as error:
-            self._end(process)
-            starting = f"the process that runs {self._limits.judge} did not start"
-            if isinstance(error, TimeoutError):
-                raise SlowStartError(f"{starting} within {self._limits.start_timeout_s:g} s") from error
-            raise ConfigError(f"{starting}; its output says why") from error
-        except ConfigError:
+            self._await_start(process)
+        except Exception:
             self._end(process)
             raise
         return process
+
+    def _await_start(self, process: _JudgeProcess) -> None:
+        try:
+            reply = process.start(self._settings, self._limits)
+        except (EOFError, OSError, ScoringError) as error:
+            starting = f"the process that runs {self._limits.judge} did not start"
+            if isinstance(error, TimeoutError):
+                raise SlowStartError(f"{starting} within {self._limits.start_timeout_s:g} s") from error
+            why = error if isinstance(error, ScoringError) else "its output says why"
+            raise ConfigError(f"{starting}; {why}") from error
+        if reply.kind == "failed":
+            raise ConfigError(str(reply.body["reason"]))
 
     def _end(self, process: _JudgeProcess) -> None:
         with self._lock:
@@ -224,8 +232,9 @@ class _JudgeProcess:
     them if this process ends.
     """
 
-    def __init__(self, program: str, settings: Mapping[str, Any]) -> None:
-        self._pipe, theirs = Pipe()
+    def __init__(self, program: str) -> None:
+        ours, theirs = socket.socketpair()
+        self._pipe = TimedPipe(ours, self._look)
         self._held = ExitStack()
         self._stacks, name = mkstemp(prefix="asyncrl-stacks-")
         self._held.callback(os.close, self._stacks)
@@ -238,39 +247,53 @@ class _JudgeProcess:
             guard.command, pass_fds=[*files, *guard.files], env=environment, start_new_session=True
         )
         self._memory_before = 0
+        self._limits: Limits | None = None
         theirs.close()
-        # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
-        # machine can read command lines. If the process has ended already, the error of this write is ignored,
-        # and `receive` raises one.
-        with suppress(ConnectionError):
-            self._pipe.send_bytes(json.dumps(settings).encode())
 
-    def send(self, messages: Sequence[Message]) -> None:
-        """Raises OSError: the process has ended; WireError: a message cannot be encoded."""
+    def start(self, settings: Mapping[str, Any], limits: Limits) -> Message:
+        """The first message, after the process has got its settings. Raises: see `receive`."""
+        # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
+        # machine can read command lines.
+        self._pipe.send(json.dumps(settings).encode(), time.monotonic() + limits.start_timeout_s)
+        return self._received(limits.judge, limits.start_timeout_s)
+
+    def send(self, messages: Sequence[Message], limits: Limits) -> None:
+        """Raises TimeoutError: the process did not read the messages in time; EOFError or OSError: it has ended;
+        WireError: a message cannot be encoded."""
         self._memory_before = self._memory_before or self._memory()
         encoded = [wire.join(wire.encode(each, wire.MAX_LARGE_HEADER_BYTES)) for each in messages]
-        self._pipe.send_bytes(str(len(encoded)).encode())
-        for each in encoded:
-            self._pipe.send_bytes(each)
+        deadline = time.monotonic() + limits.timeout_s + GRACE_S
+        for each in (str(len(encoded)).encode(), *encoded):
+            self._pipe.send(each, deadline)
 
-    def receive(self, timeout_s: float, limits: Limits | None = None) -> Message:
+    def receive(self, timeout_s: float, limits: Limits) -> Message:
         """The next message.
 
-        Raises TimeoutError: no message came within `timeout_s`; EOFError or OSError: the process has ended;
-        ScoringError: since the first request, the memory of the process and its descendants has grown by more than
-        `limits` allow.
+        Raises TimeoutError: the whole message did not come within `timeout_s`; EOFError or OSError: the process has
+        ended; ScoringError: the message cannot be read, or since the first request, the memory of the process and its
+        descendants has grown by more than `limits` allow.
         """
-        deadline = time.monotonic() + timeout_s
-        most = None if limits is None else limits.memory_mb
-        while not self._pipe.poll(max(0.0, min(_WATCH_S, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-            # The guard has a copy of the pipe, so that the pipe does not end with the process.
-            if self._process.poll() is not None and not self._pipe.poll():
-                raise EOFError
-            if limits is not None and most is not None and self._memory() - self._memory_before > most << 20:
-                raise ScoringError(f"{limits.judge} took more than scoring.rule_memory_mb={most}")
-        return wire.decode(wire.split(self._pipe.recv_bytes()))
+        self._limits = limits
+        try:
+            return self._received(limits.judge, timeout_s)
+        finally:
+            self._limits = None
+
+    def _received(self, judge: str, timeout_s: float) -> Message:
+        try:
+            return wire.decode(wire.split(self._pipe.receive(time.monotonic() + timeout_s)))
+        except WireError as error:
+            raise _unreadable(judge, error) from error
+
+    def _look(self) -> bool:
+        """True if the process has ended. If a request is answered before the first look, its memory is never measured.
+        Raises ScoringError: see `receive`."""
+        if self._process.poll() is not None:
+            return True
+        most = None if self._limits is None else self._limits.memory_mb
+        if self._limits is not None and most is not None and self._memory() - self._memory_before > most << 20:
+            raise ScoringError(f"{self._limits.judge} took more than scoring.rule_memory_mb={most}")
+        return False
 
     def kill(self) -> None:
         """Ends the process and all its descendants."""
@@ -314,6 +337,10 @@ class _JudgeProcess:
         return []
 
 
+def _unreadable(judge: str, error: WireError) -> ScoringError:
+    return ScoringError(f"the process that runs {judge} sent an answer that cannot be read: {error}")
+
+
 def _resident(process: psutil.Process) -> int:
     """The bytes of memory that a process uses.
 
@@ -345,18 +372,23 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
     for each in (fd, stacks):
         os.set_inheritable(each, False)
     faulthandler.enable(stacks)
+    output = sys.stdout  # The code may replace it.
     try:
-        with Connection(fd) as pipe, suppress(EOFError):
-            _serve(pipe, stacks, json.loads(pipe.recv_bytes()), load)
+        with closing(TimedPipe(socket.socket(fileno=fd))) as pipe, suppress(EOFError):
+            _serve(pipe, stacks, output, json.loads(pipe.receive()), load)
     except Exception:
         logger.exception("a process that runs users' code has failed")
     finally:
-        sys.stdout.flush()
+        _flush(output)
         os.killpg(0, signal.SIGKILL)
 
 
 def _serve(
-    pipe: Connection, stacks: int, settings: Mapping[str, Any], load: Callable[[Mapping[str, Any]], Answer]
+    pipe: TimedPipe,
+    stacks: int,
+    output: TextIO,
+    settings: Mapping[str, Any],
+    load: Callable[[Mapping[str, Any]], Answer],
 ) -> None:
     """Make the function that answers, then answer requests without end. Raises EOFError: the pipe was closed."""
     try:
@@ -364,34 +396,41 @@ def _serve(
     except AsyncrlError as error:
         _send(pipe, failed(str(error)))
         return
-    except Exception as error:
+    except BaseException as error:
         logger.exception("a process that runs users' code cannot start")
         _send(pipe, failed(reason_of(error)))
         return
     _send(pipe, Message("ready"))
     while True:
-        requests = [pipe.recv_bytes() for _ in range(int(pipe.recv_bytes()))]
+        requests = [pipe.receive() for _ in range(int(pipe.receive()))]
         faulthandler.dump_traceback_later(settings["timeout_s"], exit=True, file=stacks)
         deadline = time.monotonic() + settings["timeout_s"]
         messages = [wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests]
         try:
             reply = answer(messages, deadline)
-        except SystemExit as error:
+        except Exception:
+            raise
+        except BaseException as error:  # noqa: BLE001 - users' code raised it: this process gets no signal to stop
             reply = failed(f"{settings['judge']} raised {reason_of(error)}")
         faulthandler.cancel_dump_traceback_later()
-        # If stdout is a file, Python keeps the code's output in a buffer until this flush.
-        sys.stdout.flush()
+        _flush(output)
         _send(pipe, reply)
 
 
+def _flush(output: TextIO) -> None:
+    """Write the code's output, which Python keeps in a buffer if it goes to a file."""
+    with suppress(ValueError, OSError):  # The code may have closed it. That is no failure of the request.
+        output.flush()
+
+
 def failed(reason: str) -> Message:
-    """The answer to a request that failed: the reason, and no score."""
-    return Message("failed", 0, {"reason": reason})
+    """The answer to a request that failed: the reason, without escape sequences for terminals, and no score."""
+    return Message("failed", 0, {"reason": printable(encodable(reason))})
 
 
-def _send(pipe: Connection, message: Message) -> None:
+def _send(pipe: TimedPipe, message: Message) -> None:
     try:
         frames = wire.encode(message)
     except WireError as error:
         frames = wire.encode(failed(f"the scores cannot be sent: {error}"))
-    pipe.send_bytes(wire.join(frames))
+    pipe.send(wire.join(frames))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -48,6 +49,18 @@ def test_a_store_whose_disk_is_full_can_be_opened_once_there_is_room(
     assert refused.value.errno == errno.ENOSPC
     with pytest.raises(StoreError, match="Input/output error; if it is damaged"):
         Store(tmp_path, 1 << 24, durable=False)
+    Store(tmp_path, 1 << 24, durable=False).close()
+
+
+def test_a_store_whose_disk_was_full_after_its_first_page_is_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "data.mdb"
+    Store(tmp_path, 1 << 24, durable=False).close()
+    first = file.read_bytes()[: mmap.PAGESIZE]
+    file.write_bytes(first)
+    with pytest.raises(StoreError):
+        Store(tmp_path, 1 << 24, durable=False)
+    assert file.read_bytes() == first, "a store that was made is damaged, so its file is kept"
+    (tmp_path / "in-use").unlink()
     Store(tmp_path, 1 << 24, durable=False).close()
 
 

@@ -54,6 +54,14 @@ def obeys(task, answer, trajectory):
         ctypes.string_at(0)
     if answer == "leave the program":
         raise SystemExit("enough")
+    if answer == "interrupt":
+        raise KeyboardInterrupt("enough")
+    if answer == "escape":
+        raise LookupError("red " + chr(27) + "[31m")
+    if answer == "no output":
+        sys.stdout.close()
+        sys.stdout = None
+        return 1.0
     if answer == "raise":
         raise LookupError("no such thing")
     if answer == "memory":
@@ -118,6 +126,20 @@ def test_the_scores_of_the_process_are_those_of_the_rule(verifier):
 
 def test_the_signals_by_which_slurm_asks_a_scorer_to_stop_or_drain_do_not_end_a_rule(verifier):
     assert verifier.score(rule_input("signals")).outcome == 1.0
+
+
+def test_an_interrupt_that_a_rule_raises_is_told_with_its_line(verifier):
+    with pytest.raises(ScoringError, match=r"raised KeyboardInterrupt: enough \(.*obedient_rewards.py, line \d+\)"):
+        verifier.score(rule_input("interrupt"))
+
+
+def test_an_error_of_a_rule_cannot_write_to_the_terminal(verifier):
+    with pytest.raises(ScoringError, match="red \N{REPLACEMENT CHARACTER}"):
+        verifier.score(rule_input("escape"))
+
+
+def test_a_rule_may_close_its_output(verifier):
+    assert verifier.score(rule_input("no output")).outcome == 1.0
 
 
 def test_a_rule_may_say_why_and_a_long_reason_is_cut(verifier):

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from asyncrl import wire
-from asyncrl.errors import ConfigError, ScoringError, StoppedError
+from asyncrl.errors import ConfigError, ScoringError, StoppedError, WireError
 from asyncrl.scoring.judges import EndedError, JudgePool, Limits
 from asyncrl.types import Task, Trajectory
 from asyncrl.wire import Message
@@ -82,7 +82,10 @@ class TrialProcess:
         """Play an episode of the task. None if it took too long, or if other checks give the reason of its failure.
         Raises: see `create`."""
         reply = self._asked("play", what, task, place)
-        return None if reply is None else wire.read_trajectory(reply)
+        try:
+            return None if reply is None else wire.read_trajectory(reply)
+        except WireError as error:
+            raise ConfigError(f"with {place}, your own code's process sent no episode: {error}") from error
 
     def _asked(self, kind: str, what: str, task: Task, place: str) -> Message | None:
         try:
