@@ -42,8 +42,12 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
         case _ if name in PLAIN:
             yield "algorithm.advantage", part(PLAIN[name])
         case _:
-            yield "algorithm.advantage", part("grpo")
-            yield f"{ESTIMATOR}={name}: asyncrl lacks this advantage and uses grpo (docs/algorithms.md lists all)"
+            # A start refuses the name: another advantage in its place would be another algorithm.
+            yield "algorithm.advantage", part(name)
+            yield (
+                f"{ESTIMATOR}={name}: asyncrl has no advantage of this name (docs/algorithms.md lists all; one of your "
+                "own is named by its path, as module.Class)"
+            )
     if name == "remax":
         yield "algorithm.greedy_sibling", True
     if name == "gae":

@@ -366,10 +366,11 @@ def test_a_key_becomes_ours_and_asyncrl_takes_it(words: list[str], key: str, val
     assert takes(translated(None, words, None)[1])
 
 
-def test_a_value_that_asyncrl_does_not_have_is_replaced_and_named() -> None:
-    result = from_words("algorithm.adv_estimator=magic", "actor_rollout_ref.actor.loss_agg_mode=token-mean")
-    assert result.settings["algorithm.advantage"] == {"name": "grpo"}
-    assert has(result.differs, "algorithm.adv_estimator=magic", "uses grpo")
+def test_an_advantage_that_asyncrl_does_not_have_is_refused_and_not_replaced_by_another() -> None:
+    words = ["algorithm.adv_estimator=grpoo", "actor_rollout_ref.actor.loss_agg_mode=token-mean"]
+    assert has(from_words(*words).differs, "algorithm.adv_estimator=grpoo", "no advantage of this name")
+    report = translated(None, words, None)[1]
+    assert any("did you mean grpo?" in line for line in report[report.index("Fix before a start:") :])
 
 
 def test_a_value_of_a_wrong_kind_is_named_and_the_rest_is_translated() -> None:
