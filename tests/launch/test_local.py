@@ -166,7 +166,7 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
     config.learner.group_size = 2
     for claims in (resume, claim_with_room):
-        with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 3"):
+        with pytest.raises(ConfigError, match=r"other values of these keys(.|\n)*learner\.group_size=2: it was 3"):
             claims(config, run_dir)
 
 

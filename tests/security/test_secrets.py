@@ -71,7 +71,8 @@ class Plants:
             return None
         if option.holds_anything:
             one = {"headers": {"X-Any": self.value()}, "env": {"PLAIN": self.value()}, "api_key": self.value()}
-            return {"some": {**one, "url": self.address(), "args": ["--hf-token", self.value()]}, **one}
+            whole = {"some": {**one, "url": self.address(), "args": ["--hf-token", self.value()]}, **one}
+            return [whole] if kind is list else whole
         if option.secret == "all":
             return {"PLAIN": self.value(), "OTHER": self.value()} if kind is dict else self.value()
         if kind is list and inner == (str,):

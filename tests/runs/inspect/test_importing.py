@@ -163,7 +163,6 @@ PLANS: Mapping[str, tuple[Spoil, str]] = {
     "a step twice": (given(1, step=0), "the next step is 1"),
     "a step that is left out": (given(1, step=2), "the next step is 1"),
     "a negative version": (given(version=-1), "its version is -1"),
-    "no trajectories": (given(ids=[], group_ids=[], tokens=[], sampled=[], weights=[], shared=[]), "not empty"),
     "lists of other lengths": (given(weights=[1.0]), "must be parallel"),
     "an id that is missing": (at("ids", 0, None), "row 0"),
     "an unknown id": (at("ids", 0, "t000000077.0.0"), r"names 't000000077\.0\.0', which trajectories\.parquet lacks"),
