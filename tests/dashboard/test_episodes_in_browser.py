@@ -272,6 +272,6 @@ def test_the_pages_fit_the_window_and_are_reached_by_the_keyboard(run: Path, wid
 
 def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
     folder = write_run(make_kept(tmp_path / "run"), [0.5] * 4)
-    pictures.main(folder, tmp_path)
+    pictures.main([folder], tmp_path)
     sizes = {path.name: Image.open(path).size for path in tmp_path.glob("*.png")}
     assert sizes == {each.file: (each.width, each.height) for each in pictures.pictures(folder)}
