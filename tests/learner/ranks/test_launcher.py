@@ -156,8 +156,8 @@ def test_a_rank_whose_main_thread_is_stuck_ends_all_with_its_name_and_phase(body
 
 @pytest.mark.heavy
 def test_ranks_may_wait_for_the_replay_and_each_other_for_longer_than_one_may_be_stuck() -> None:
-    body = "ranks.together(lambda: time.sleep(17.0 * ranks.rank)); ranks.barrier()"
-    short = replace(SHORT, silence=60.0, stuck=8.0)
+    body = "ranks.together(lambda: time.sleep(24.0 * ranks.rank)); ranks.barrier()"
+    short = replace(SHORT, silence=60.0, stuck=16.0)
     run_ranks([sys.executable, "-c", MEETS.format(body=body)], 2, threading.Event(), short)
 
 
