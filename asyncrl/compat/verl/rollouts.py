@@ -1,4 +1,4 @@
-"""verl's interface of a rollout: something that generates, gets new weights, and gives its memory back meanwhile."""
+"""verl's interface of a rollout, which generates, and gives its memory back while the program trains new weights."""
 
 from __future__ import annotations
 
