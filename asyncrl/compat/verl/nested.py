@@ -1,7 +1,7 @@
 """Rows of tensors, which may be nested: a nested tensor [B, j] has rows of different lengths.
 
 torch has nested tensors of two layouts. verl uses `torch.jagged`, and so does this package. torch implements few
-operations for them, so these functions work on the rows.
+operations for nested tensors, so these functions work on their rows one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def ragged_dimension(nested: Tensor) -> int:
 
 
 def of_rows(rows: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The nested tensor with these rows; there may be no row. Its other properties are those of `like`."""
+    """The nested tensor with these rows, whose lengths differ in the same dimension as in `like`.
+
+    Without rows, it also has the dtype, the device and the other sizes of `like`.
+    """
     dimension = ragged_dimension(like)
     lengths = torch.tensor([0, *(row.shape[dimension - 1] for row in rows)])
     values = torch.cat(list(rows), dimension - 1) if rows else like.values().narrow(dimension - 1, 0, 0)

@@ -43,8 +43,8 @@ def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) 
         return
     if dist.is_initialized():
         raise DispatchError(
-            "this process holds a rank of another group already: colocated roles can each have one worker. With "
-            "several, give each role a worker group of its own in the same pool"
+            "this process holds a rank of another group already: colocated roles can have only one worker each. For "
+            "more workers, give each role a worker group of its own in the same pool"
         )
     member = _member(worker)
     with joined(learner.replicas, learner.rank_timeout_s, member=member, expert_ranks=learner.expert_ranks) as ranks:
