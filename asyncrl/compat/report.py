@@ -161,9 +161,9 @@ def refused(text: str) -> Iterator[str]:
 
 
 def write(text: str, report: Sequence[str], out: Path | None) -> None:
-    """Write the experiment file to `out`, and the report to the terminal. The file has the report as comments.
+    """Write the experiment file to `out`, and the report to the terminal. The file also has the report, as comments.
 
-    Without `out`, the file goes to the terminal.
+    Without `out`, only the file is written, to the terminal.
     """
     whole = "".join(f"# {line}\n" for line in report) + text
     if out is None:

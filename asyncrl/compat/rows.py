@@ -10,8 +10,8 @@ from typing import Any
 Setting = tuple[str, Any]
 """One of asyncrl's keys, with its value."""
 Translate = Callable[[Any], Iterator[Setting | str]]
-"""Gives settings, and a remark for each value that has no exact counterpart. It gets the configuration of the other
-trainer, whose values it reads by key."""
+"""A function that reads values of the other trainer's configuration by key. It yields settings, and a remark for each
+value that has no exact counterpart."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _all(tensor: Tensor, group: Any) -> list[Tensor]:
 
 
 def _gathered(content: bytes, group: Any) -> list[bytes]:
-    """The bytes of every process."""
+    """The `content` of every process, in the order of their ranks."""
     device = _device(group)
     sizes = [int(each) for each in _all(torch.tensor([len(content)], device=device), group)]
     own = torch.zeros(max(sizes), dtype=torch.uint8)

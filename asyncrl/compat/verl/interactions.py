@@ -32,7 +32,7 @@ class BaseInteraction:
         raise NotImplementedError(f"{type(self).__name__} must define generate_response")
 
     async def calculate_score(self, *arguments: Any, **kwargs: Any) -> float:
-        """The score of a turn. Only a class's own `generate_response` calls this method."""
+        """The score of a turn. Nothing calls this method, except maybe a class's own `generate_response`."""
         return 0.0
 
     async def finalize_interaction(self, *arguments: Any, **kwargs: Any) -> None:

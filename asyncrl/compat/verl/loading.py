@@ -58,7 +58,7 @@ def load_reward_manager(
 def find_reward_manager(
     name: str, compute_score: ComputeScore | str | None, compute_score_params: Mapping[str, Any] | None = None
 ) -> tuple[Callable[..., Any], dict[str, ComputeScore]]:
-    """The class of a reward manager, and its parameter `compute_score` unless that is None.
+    """The class of a reward manager, and `compute_score` as a keyword argument for it if there is such a function.
 
     Raises ConfigError: the class or function does not exist, or `compute_score_params` are wrong.
     """

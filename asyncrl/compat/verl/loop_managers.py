@@ -21,9 +21,9 @@ from asyncrl.compat.verl.rewarding import Result, default_compute_score, read_sc
 from asyncrl.errors import ScoringError
 
 TIMEOUT_S = 300.0
-"""The limit for one row of `rate_limited` and `remote`."""
+"""The default time limit for one row of `rate_limited` and `remote`."""
 SHOWN = 60
-"""The characters of a response that an error shows."""
+"""The number of characters of a response that an error shows."""
 
 
 @register("naive")
@@ -34,8 +34,8 @@ class NaiveLoopManager(RewardManagerBase):
     """
 
     keys: ClassVar[tuple[str, ...]] = OFFERED
-    """The names that a run may give as the manager's parameters: those of its constructor, and the settings that it
-    reads from `config.reward` or `config.reward.reward_kwargs`."""
+    """The names that a run may give as the manager's parameters: parameters of its constructor, and settings that the
+    manager reads from `config.reward` or `config.reward.reward_kwargs`."""
 
     def __init__(
         self,

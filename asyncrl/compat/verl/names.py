@@ -69,7 +69,7 @@ _LOOP_MANAGERS: Mapping[str, Mapping[str, Any]] = {
     "limited": {"AsyncTokenBucket": AsyncTokenBucket, "RateLimitedRewardManager": RateLimitedRewardManager},
     "remote": {"RemoteRewardManager": RemoteRewardManager},
 }
-"""verl's managers that judge single rows: the classes by the last name of verl's module."""
+"""Maps the last name of each verl module that has managers for single rows to the classes in it."""
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
 _RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "create_colocated_worker_cls")

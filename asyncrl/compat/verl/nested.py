@@ -39,8 +39,10 @@ def of_rows(rows: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 def nested_of(values: Tensor, offsets: Tensor, dimension: int) -> Tensor:
-    """The nested tensor whose row i is `values` from `offsets[i]` to `offsets[i + 1]`, in its dimension
-    `dimension - 1`. The rows differ in the dimension `dimension` of the result."""
+    """The nested tensor whose row i is `values` from `offsets[i]` to `offsets[i + 1]`.
+
+    `values` are divided in their dimension `dimension - 1`, so rows differ in the dimension `dimension` of the result.
+    """
     nested: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dimension)
     return nested
 
@@ -61,8 +63,8 @@ def chosen(tensor: Tensor, key: Any) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor], name: str) -> Tensor:
-    """The rows of all tensors, in order. Raises DataProtoError, which names `name`: only some are nested, or rows
-    differ in another dimension."""
+    """The rows of all tensors, in order. Raises DataProtoError, which names `name`: only some tensors are nested, or
+    they are nested in different dimensions."""
     kinds = {ragged_dimension(each) if each.is_nested else None for each in tensors}
     if kinds == {None}:
         return torch.cat(list(tensors))

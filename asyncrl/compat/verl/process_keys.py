@@ -44,7 +44,7 @@ class ShapingKeys:
     max_resp_len: int = option(1024, "a response of more tokens earns no process score", "[1, inf)")
 
     def shaping(self, aggregation: str) -> ShapingConfig:
-        """The keys as the section `scoring.shaping`. The reward is the process score with its bonuses."""
+        """The keys as the section `scoring.shaping`. The reward is the process score with bonuses and penalties."""
         is_bare = not (self.prm_apply_sigmoid or self.use_logit_tanh)
         how = "per_step" if aggregation in STEPS else aggregation
         given = {each.name: getattr(self, each.name) for each in options(ShapingKeys)}

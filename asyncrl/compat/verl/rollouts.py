@@ -21,7 +21,7 @@ class BaseRollout(ABC):
 
     @abstractmethod
     async def resume(self, tags: list[str]) -> None:
-        """Take memory again, for each tag: weights, or kv_cache."""
+        """Take back the memory that `tags` name: `weights`, `kv_cache`, or both."""
 
     @abstractmethod
     async def update_weights(

@@ -155,8 +155,8 @@ class AgentLoopBase(ABC):
         response_logprobs: list[float] | None = None,
         tools: Messages | None = None,
     ) -> Merged:
-        """Add the messages that only `updated_messages` has to the tokens so far, which end with a turn of the
-        policy."""
+        """Add the messages that follow `previous_messages` in `updated_messages` to the tokens so far. The tokens so
+        far end with a turn of the policy."""
         known = len(previous_messages)
         before, following = list(updated_messages[:known]), list(updated_messages[known:])
         added = self._suffix(before, following, tools, runtime_token_ids[-1]) if following else []

@@ -163,7 +163,7 @@ class ToolAgentLoop(AgentLoopBase):
         return AgentState.TERMINATED if agent_data.interaction is None else AgentState.INTERACTING
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
-        """Call the tools, all calls of the turn at once, and add their results to the tokens."""
+        """Run the turn's first `max_parallel_calls` calls concurrently, and add their results to the tokens."""
         calls = agent_data.tool_calls[: self.max_parallel_calls]
         with simple_timer("tool_calls", agent_data.metrics):
             results = await asyncio.gather(

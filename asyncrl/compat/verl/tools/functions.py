@@ -21,7 +21,7 @@ LONGEST_RETURN = 3
 
 @dataclass
 class FunctionTool:
-    """A function that the policy may call. It has no state of an episode."""
+    """A function that the policy may call. Unlike a BaseTool, it has no instance in each episode."""
 
     name: str
     fn: Callable[..., Any]
@@ -134,7 +134,7 @@ def _schema_of(function: Callable[..., Any], name: str) -> OpenAIFunctionToolSch
             f"function tool {name!r} takes {', '.join(variadic)}, which no schema can express; name its "
             "parameters one by one"
         )
-    # Imported here, because it takes seconds, and only schemas that are not given need it.
+    # This import takes seconds. Only a function without a given schema needs it.
     from transformers.utils.chat_template_utils import get_json_schema
 
     schema = get_json_schema(function)

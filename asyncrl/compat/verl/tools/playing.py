@@ -83,7 +83,7 @@ class VerlTool(Tool):
 
 
 class VerlFunction(Tool):
-    """A function as a tool. As in verl, the task's arguments for it have no effect."""
+    """A function as a tool. As in verl, the arguments for it in the task's `tools_kwargs` have no effect."""
 
     theirs: ClassVar[Any]
     takes_call_kwargs = True
@@ -128,7 +128,7 @@ def _made(text: str) -> tuple[Any, ...]:
 def _made_native(path: str, entry: Mapping[str, Any]) -> Any:
     setting = f"{SETTING}: class_name={path}"
     if (kind := (entry.get("config") or {}).get("type", "native")) != ToolType.NATIVE.value:
-        raise ConfigError(f"{setting}: config.type={kind!r:.50} is unknown; name a server of MCP in actor.mcp_servers")
+        raise ConfigError(f"{setting}: config.type={kind!r:.50} is unknown; name MCP servers in actor.mcp_servers")
     cls = imported(path, setting, "the dotted path of a class written for verl")
     for method in METHODS:
         if not inspect.iscoroutinefunction(getattr(cls, method, None)):

@@ -52,8 +52,8 @@ class EngineRollout(BaseRollout):
 
     @property
     def version(self) -> int:
-        """The version of the served weights: the `global_steps` of the last update, or without them, the version before
-        plus one. It is -1 before the first weights."""
+        """The version of the served weights: the `global_steps` of the last update, or if it had none, one more than
+        the version before. It is -1 before the first weights."""
         return self._version
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -90,7 +90,7 @@ class EngineRollout(BaseRollout):
             )
         if wire_format != NAMED_TENSORS or peft_config is not None or not base_sync_done:
             raise ConfigError(
-                f"wire_format={wire_format}: only all weights as {NAMED_TENSORS} are taken; merge adapters into them"
+                f"wire_format={wire_format}: give all weights as {NAMED_TENSORS}; merge adapters into the weights"
             )
         if WEIGHTS in self._released:
             raise EngineError("the memory of the weights is released: call resume(['weights'])")

@@ -66,7 +66,7 @@ class ActorRolloutRefWorker(PolicyWorker):
 class CriticWorker(ValueWorker):
     """The critic of `config`, which is sharded over the workers of a group. Call `init_model` before other methods.
 
-    Raises ConfigError: the algorithm needs no critic.
+    Raises ConfigError: the algorithm needs no critic, or `critic.shared` is true.
     """
 
     def __init__(self, config: TrainConfig) -> None:

@@ -22,8 +22,8 @@ from asyncrl.machine import process
 
 @contextmanager
 def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) -> Iterator[Ranks]:
-    """Connect the workers of `worker`'s group as ranks until the block ends. `threads` is the number of threads of each
-    process.
+    """Connect the workers of `worker`'s group as ranks until the `with` block ends. `threads` is the number of threads
+    of each process.
 
     A process has only one connection. If it is connected already, a worker that is alone in its group uses that
     connection.

@@ -185,8 +185,8 @@ class PolicyWorker(Worker):
     def update_weights(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Let the engine of every worker serve `weights`; if they are None, the weights of the workers' own policy.
 
-        Raises WeightsError: names or shapes differ from the model's. Raises ConfigError: the role has no engine, or has
-        no policy although there are no `weights`.
+        Raises WeightsError: names or shapes differ from the model's. Raises ConfigError: the role has no engine, or
+        `weights` is None and the role has no policy.
         """
         rollout = self._rollout
         if weights is not None:
