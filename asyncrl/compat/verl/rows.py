@@ -142,7 +142,7 @@ class BatchRows:
     def chunk(self, chunks: int) -> list[Self]:
         """Equal parts, in order. With padding enabled, their lengths may differ.
 
-        Raises DataProtoError: `chunks` does not divide the batch, or there are too few rows for so many padded chunks.
+        Raises DataProtoError: `chunks` does not divide the batch, or with padding enabled, the rows make fewer parts.
         """
         require(chunks > 0, f"a batch cannot be divided into {chunks} chunks")
         require(
