@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ class Chat:
         further_ends: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._decode = _decoder_of(tokenizer)
         self._template = Template(tokenizer, template_kwargs or {})
         self._contents = Contents(tokenizer, self._template.source, reserved=MARK)
         self.one_call = self._template.one_call
@@ -164,9 +165,7 @@ class Chat:
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """The text of tokens, with special tokens."""
-        # The tokenizer converts an array faster than a list.
-        ids = np.asarray(tokens, np.int32)
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._decode(np.asarray(tokens, np.int32).tolist())
 
     def identified(self, messages: Messages) -> Messages:
         """Give an id to each call and result. Raises RefusedError: a turn has several calls, and the template shows
@@ -265,6 +264,22 @@ class Chat:
         ids = self._contents.encode(end + after)
         ended = last is None or last == ids[0] or (last in self._ends_in_place and not self._ends_at_next)
         return _frozen(ids[1:] if ended else ids)
+
+
+def _decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
+    """A function that decodes tokens to text with special tokens, and without clean-up of blanks."""
+    # Imported here, since transformers takes seconds to load. The tokenizer has loaded it.
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    if (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and kind.decode is PreTrainedTokenizerFast.decode
+        and kind._decode is PreTrainedTokenizerFast._decode
+    ):
+        # With these options, `decode` only calls the backend, and takes as long for that as the backend itself.
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _key(messages: Messages, tools: Messages) -> str:
