@@ -1,16 +1,17 @@
 """Measures the processor time that an actor takes for a turn: `python -m benchmarks.turns`.
 
-The actor is the real process, `python -m asyncrl.actor`. Its server answers every request at once with the same turn,
-which calls the calculator. A real replay process gives the tickets, and stores the trajectories. So the result has
-everything that a turn costs: rendering, tokenising, requests, tools, recording, spans, metrics and delivery.
+The actor is the real process, `python -m asyncrl.actor`. Its server answers every request at once with a turn that
+calls the calculator. A real replay process gives the tickets, and stores the trajectories. So the result has everything
+that a turn costs: rendering, tokenising, requests, tools, recording, spans, metrics and delivery.
 
-`--tokenizer FOLDER` names a Hugging Face tokenizer, and `--chat-template FILE` its template. Without them the actor uses
-the demo's tokenizer, which has one token for each byte. The policy is a tiny model with the tokenizer's vocabulary.
+`--tokenizer FOLDER` names a Hugging Face tokenizer, and `--chat-template FILE` its template. Without them the actor
+uses the demo's tokenizer, which has one token for each byte. The policy is a tiny model with the tokenizer's
+vocabulary.
 
-`--profile` runs the actor under Python's profiler in one more round, and prints the share of each package in the time of
-the event loop. The profiler makes each function slower, so these shares are no times.
+`--profile` runs the actor under Python's profiler in one more round. The result then has the share of each package in
+the processor time of the event loop. The profiler slows down Python more than other code.
 
-The result is in benchmarks/results/turns-NAME.json: medians over rounds of the same process.
+The result is in benchmarks/results/turns-NAME.json: medians over rounds of one process.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ import numpy as np
 import torch
 import zmq
 
+from asyncrl.chat.chat import Chat
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.schema import ModelConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.replay.client import ReplayClient
+from asyncrl.tools.calculator import Calculator
 from asyncrl.types import Task
 from asyncrl.weights.server import WeightServer
 from benchmarks.instant_server import instant_server
@@ -49,31 +52,24 @@ from benchmarks.serving import OWN_RUN, cpu_seconds, load, replay
 TURNS, GROUP, AT_ONCE, TASKS = 5, 16, 256, 1000
 PROMPT = 300
 """Tokens of the first prompt, with the system message and the tools."""
-TURN = 48
-CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "16 - 3"}}\n</tool_call>'
+TURN, DISTINCT = 48, 2000
+"""The tokens of a turn, and the number of different turns."""
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
 END = "<|im_end|>"
-WORDS = [
-    "She",
-    "sells",
-    "some",
-    "of",
-    "her",
-    "eggs",
-    "at",
-    "the",
-    "market",
-    "every",
-    "day",
-    "and",
-    "bakes",
-    "muffins",
-    "for",
-    "friends",
-    "with",
-    "the",
-    "others",
-]
+WORDS = (
+    *("She", "sells", "some", "of", "her", "eggs", "at", "the", "market", "every", "day", "and", "bakes", "muffins"),
+    *("for", "friends", "with", "the", "others"),
+)
 SYSTEM = "Solve the problem. Use the calculator. End with #### and the answer."
+PROFILED = """
+import cProfile, sys, time
+import asyncrl.actor.from_config, asyncrl.engine.from_config, asyncrl.weights.from_config
+from asyncrl.actor.__main__ import main
+profile = cProfile.Profile(time.thread_time)
+profile.runcall(main, sys.argv[2:])
+profile.dump_stats(sys.argv[1])
+"""
+"""Profiles the main thread of an actor in processor time. The imports come first, so that they do not count."""
 POLL_S = 0.02
 START_S = 300.0
 
@@ -88,23 +84,31 @@ class Round:
     seconds: float
 
 
-def turn_of(tokenizer: Any, tokens: int) -> list[int]:
-    """A turn of about that many tokens: some words, a call of the calculator, and the end token."""
-    call = tokenizer.encode(CALL + END, add_special_tokens=False)
+def turns_of(tokenizer: Any) -> list[list[int]]:
+    """Turns of about `TURN` tokens: some words, a call of the calculator, and the end token. Small operands are more
+    frequent than large ones, so that some results repeat, as they do in problems for schools."""
+    rng = np.random.default_rng(1)
     words = tokenizer.encode(" ".join(WORDS) + "\n", add_special_tokens=False)
-    return [*words[: max(0, tokens - len(call))], *call]
+    turns = []
+    for left, right in np.exp(rng.uniform(0, np.log(500), (DISTINCT, 2))).astype(int).tolist():
+        text = CALL % f"{left} {rng.choice(list('+-*/'))} {right}"
+        call = tokenizer.encode(text + END, add_special_tokens=False)
+        turns.append([*words[: max(0, TURN - len(call))], *call])
+    return turns
 
 
 def tasks(tokenizer: Any) -> list[Task]:
     """Tasks whose prompts have about `PROMPT` tokens."""
-    rng = np.random.default_rng(0)
+    rng, chat = np.random.default_rng(0), Chat(tokenizer)
+    tools = [{"type": "function", "function": Calculator.schema}]
     per_word = len(tokenizer.encode(" ".join(WORDS), add_special_tokens=False)) / len(WORDS)
-    system = {"role": "system", "content": SYSTEM}
-    questions = (" ".join(rng.choice(WORDS, round((PROMPT - 150) / per_word))) for _ in range(TASKS))
-    return [
-        Task(f"benchmark/train/{index}", [system, {"role": "user", "content": f"{question}?"}], "15", "benchmark")
-        for index, question in enumerate(questions)
-    ]
+    words = max(1, round((PROMPT - len(chat.prompt(messages("?"), tools))) / per_word))
+    questions = (" ".join(rng.choice(WORDS, words)) for _ in range(TASKS))
+    return [Task(f"benchmark/train/{at}", messages(each), "15", "benchmark") for at, each in enumerate(questions)]
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
 
 
 def write_policy(folder: Path, tokenizer: Any) -> None:
@@ -131,9 +135,9 @@ def published(model: Path) -> Iterator[int]:
 @contextmanager
 def actor(folder: Path, settings: Sequence[str], profile: Path | None = None) -> Iterator[int]:
     """Run the actor's process, and yield its process id."""
-    profiler = () if profile is None else ("-m", "cProfile", "-o", str(profile))
+    program = ("-m", "asyncrl.actor") if profile is None else ("-c", PROFILED, str(profile))
     with (folder / "actor.log").open("a") as log:
-        process = subprocess.Popen([sys.executable, *profiler, "-m", "asyncrl.actor", *settings], stderr=log)
+        process = subprocess.Popen([sys.executable, *program, *settings], stderr=log)
         try:
             yield process.pid
         finally:
@@ -170,12 +174,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer) if options.tokenizer else build_tokenizer()
     if options.chat_template:
         tokenizer.chat_template = options.chat_template.read_text()
-    turn = turn_of(tokenizer, TURN)
+    turns = turns_of(tokenizer)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_policy(folder / "model", tokenizer)
         write_tasks(folder / "tasks.parquet", tasks(tokenizer))
-        with published(folder / "model") as weights_port, instant_server(turn) as url:
+        with published(folder / "model") as weights_port, instant_server(turns) as url:
             common = [
                 *(f"actor.max_turns={TURNS}", "actor.tools=[calculator]", f"actor.concurrency={AT_ONCE}"),
                 *("actor.max_turn_tokens=256", "replay.durability=os", f"learner.group_size={GROUP}"),
@@ -190,7 +194,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     f"network.replay_port={served.endpoints[0].rpartition(':')[2]}",
                 ]
                 rounds = _rounds(folder, served.endpoints[0], of_actor, options.rounds, options.episodes)
-                result = described(rounds, turn)
+                result = described(rounds)
                 if options.profile:
                     file = folder / "profile"
                     _rounds(folder, served.endpoints[0], of_actor, 1, options.episodes, file)
@@ -212,7 +216,7 @@ def _rounds(
             client.close()
 
 
-def described(rounds: Sequence[Round], turn: Sequence[int]) -> dict[str, Any]:
+def described(rounds: Sequence[Round]) -> dict[str, Any]:
     """Medians over rounds, in microseconds a turn."""
 
     def median(values: Iterator[float]) -> float:
@@ -221,7 +225,7 @@ def described(rounds: Sequence[Round], turn: Sequence[int]) -> dict[str, Any]:
     names = sorted({name for each in rounds for name in each.threads_s})
     return {
         "turns_per_episode": TURNS,
-        "turn_tokens": len(turn),
+        "turn_tokens": TURN,
         "episodes_at_once": AT_ONCE,
         "us_per_turn": median(each.cpu_s / each.turns * 1e6 for each in rounds),
         "us_per_turn_of_rounds": [round(each.cpu_s / each.turns * 1e6, 1) for each in rounds],
@@ -233,11 +237,10 @@ def described(rounds: Sequence[Round], turn: Sequence[int]) -> dict[str, Any]:
 
 
 def shares(file: Path) -> dict[str, float]:
-    """The share of each package in the profiled time of the event loop, without its waits."""
+    """The share of each package in the profiled time of the event loop."""
     spent: Counter[str] = Counter()
     for (path, _, function), (_, _, own_s, _, _) in pstats.Stats(str(file)).stats.items():  # type: ignore[attr-defined]
-        if "poll" not in function:
-            spent[_package(path, function)] += own_s
+        spent[_package(path, function)] += own_s
     total = sum(spent.values())
     return {name: round(seconds / total, 3) for name, seconds in spent.most_common() if seconds / total >= 0.01}
 

@@ -1,4 +1,4 @@
-"""The same answers of a server give the same trajectories, bit by bit, as they did when the digests below were taken."""
+"""The same answers of a server give the same trajectories, bit by bit, as when the digests below were taken."""
 
 from __future__ import annotations
 
