@@ -55,7 +55,7 @@ TURNS = (
     "It ends nowhere " * 30,
     "#### 15" + END_OF_TURN,
 )
-"""What the policy may write. Most turns call the calculator, so that episodes go on."""
+"""Turns that the policy may write. Most turns call the calculator, so that episodes go on."""
 
 
 def script_of(episode: int) -> list[str]:
