@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.chat.backend import decoder_of
 from asyncrl.chat.contents import Contents
 from asyncrl.chat.formats.base import Format, Functions, WrittenCall
 from asyncrl.chat.formats.registry import FORMATS
@@ -39,6 +40,9 @@ NO_FORMAT = (
     "the model's chat template shows tool calls in no known form; if the model writes them in a known form, set "
     f"actor.tool_call_format to one of {', '.join(FORMATS)}"
 )
+CACHED_SUFFIXES = 8192
+"""The number of suffixes that are cached. To render one takes as long as all other work of a turn, and the results of
+tools such as a calculator repeat often."""
 _NUMBERS_IMAGES = (
     "the model's chat template shows an image in a way that depends on earlier images, such as by its number, but each "
     "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
@@ -70,7 +74,7 @@ class Chat:
         further_ends: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._decode = _decoder_of(tokenizer)
+        self._decode = decoder_of(tokenizer)
         self._template = Template(tokenizer, template_kwargs or {})
         self._contents = Contents(tokenizer, self._template.source, reserved=MARK)
         self.one_call = self._template.one_call
@@ -87,7 +91,7 @@ class Chat:
         in_place = [text for text in (self._last_end, self._answer_end, self._call_end, *known) if text]
         self._ends_in_place = frozenset(tokenizer.convert_tokens_to_ids(in_place))
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
-        self._suffix = lru_cache(maxsize=1024)(self._make_suffix)
+        self._suffix = lru_cache(maxsize=CACHED_SUFFIXES)(self._make_suffix)
         self.piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
 
     @cached_property
@@ -264,22 +268,6 @@ class Chat:
         ids = self._contents.encode(end + after)
         ended = last is None or last == ids[0] or (last in self._ends_in_place and not self._ends_at_next)
         return _frozen(ids[1:] if ended else ids)
-
-
-def _decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
-    """A function that decodes tokens to text with special tokens, and without clean-up of blanks."""
-    # Imported here, since transformers takes seconds to load. The tokenizer has loaded it.
-    from transformers import PreTrainedTokenizerFast
-
-    kind = type(tokenizer)
-    if (
-        isinstance(tokenizer, PreTrainedTokenizerFast)
-        and kind.decode is PreTrainedTokenizerFast.decode
-        and kind._decode is PreTrainedTokenizerFast._decode
-    ):
-        # With these options, `decode` only calls the backend, and takes as long for that as the backend itself.
-        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
-    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _key(messages: Messages, tools: Messages) -> str:
