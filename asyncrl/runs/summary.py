@@ -176,8 +176,6 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         steps.add(line)
     averaged, evidence = averaged_steps(steps.trained), read_evidence(run, is_running=False)
     warnings: list[str] = []
-    if not steps.trained:
-        warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
     failures: dict[str, int] = {}
     kinds = Counter[str]()
@@ -200,6 +198,12 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     if result == "solved":
         evidence = replace(evidence, solved=reason)
     health = judge(evidence)
+    remarks = [remark for remark in health.remarks if remark != reason]
+    if not steps.trained and result == "stopped":
+        remarks.append("the run was stopped before its first step, so nothing was trained")
+    elif not steps.trained:
+        failures_in = f" and `asyncrl inspect dead-letters {quoted(run_dir)}`" if reasons else ""
+        warnings.append(f"no step was trained: see {run_dir / 'logs'}{failures_in}")
     return RunSummary(
         run=str(run_dir),
         result=result,
@@ -221,7 +225,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         elapsed_s=round(elapsed_s(run), 1),
         shares=recent_shares(evidence.actors),
         warnings=[*health.warnings, *warnings],
-        remarks=[remark for remark in health.remarks if remark != reason],
+        remarks=remarks,
         speed=_speed(run, steps) if steps.trained else {},
         files=files_of(run, result in COMPLETE),
         next=_next(run, result, bool(reasons), resume),
