@@ -4,8 +4,11 @@ Such code may run forever, block the interpreter in a regular expression, use up
 stop the scorer or become a reward.
 
 If a request takes too long, the process that runs it writes its stacks and ends itself. If it does not, the scorer
-kills it. A process that crashes writes its stacks, too. The scorer logs the stacks, and its error names the line of the
-user's code.
+kills it. A process that crashes, or is ended by `os._exit`, writes its stacks, too. The scorer logs the stacks, and its
+error names the line of the user's code.
+
+Each request has a random number, which its answer must have, too. Code can write answers of its own into the pipe. So
+an answer that is still in the pipe after a request must not count as the answer to the next one.
 
 The scorer also measures the memory of the process. A memory limit set inside the process would raise a MemoryError in
 the code, and the code might treat this error as a wrong answer.
@@ -17,6 +20,7 @@ import faulthandler
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -32,10 +36,12 @@ from tempfile import mkstemp
 from typing import Any, TextIO, TypeVar
 
 import psutil
+from msgspec.structs import replace
 
 from asyncrl import wire
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
 from asyncrl.machine.child import Guarded
+from asyncrl.machine.own_exits import reported_exits
 from asyncrl.scoring.pipe import TimedPipe
 from asyncrl.text import encodable, line_in_stacks, printable, reason_of
 from asyncrl.wire import Message
@@ -103,7 +109,8 @@ class JudgePool:
     receives `settings`.
 
     The first process starts at once, to report code that cannot be loaded. The other processes start when they are
-    needed. With `starts_later`, the first process starts with the first request, too, in the background.
+    needed. With `starts_later`, the first process starts with the first request, too, in the background. The processes
+    inherit the descriptors `files`. `refused` counts the answers whose number was not that of the request.
 
     Raises ConfigError: the first process refuses its settings or does not start, or this process itself belongs to a
     pool.
@@ -116,6 +123,7 @@ class JudgePool:
         processes: int,
         limits: Limits,
         starts_later: bool = False,
+        files: Sequence[int] = (),
     ) -> None:
         if MARK in os.environ:
             raise ConfigError(
@@ -125,6 +133,8 @@ class JudgePool:
         self._program = program
         self._settings = {**settings, "judge": limits.judge}
         self._limits = limits
+        self._files = files
+        self.refused = 0
         self._lock = threading.Lock()
         self._running: set[_JudgeProcess] = set()
         self._closed = False
@@ -180,8 +190,11 @@ class JudgePool:
     def _request(self, process: _JudgeProcess, messages: Sequence[Message]) -> Message:
         limits, started = self._limits, time.monotonic()
         try:
-            process.send(messages, limits)
-            return process.receive(limits.timeout_s + GRACE_S, limits)
+            number = process.send(messages, limits)
+            until = time.monotonic() + limits.timeout_s + GRACE_S
+            while (reply := process.receive(until, limits)).sequence != number:
+                self._refuse()
+            return reply
         except (EOFError, OSError) as error:
             overran = time.monotonic() - started >= limits.timeout_s
             process.kill()
@@ -193,11 +206,22 @@ class JudgePool:
             )
             raise EndedError(f"{reason} ({line})" if line else reason, overran, line) from error
 
+    def _refuse(self) -> None:
+        with self._lock:
+            self.refused += 1
+            count = self.refused
+        if count & (count - 1) == 0:  # The first, second, fourth, eighth: code may write them without end.
+            logger.warning(
+                "the process that runs %s sent an answer to another request than its present one, which was refused "
+                "(%d so far): does the code write into the process's pipe?",
+                *(self._limits.judge, count),
+            )
+
     def _start(self) -> _JudgeProcess:
         with self._lock:
             if self._closed:
                 raise self._closed_error()
-            process = _JudgeProcess(self._program)
+            process = _JudgeProcess(self._program, self._files)
             self._running.add(process)
         try:
             self._await_start(process)
@@ -232,7 +256,7 @@ class _JudgeProcess:
     them if this process ends.
     """
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, inherited: Sequence[int]) -> None:
         ours, theirs = socket.socketpair()
         self._pipe = TimedPipe(ours, self._look)
         self._held = ExitStack()
@@ -244,7 +268,7 @@ class _JudgeProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
         guard = self._held.enter_context(Guarded([sys.executable, "-m", program, *map(str, files)]))
         self._process = subprocess.Popen(
-            guard.command, pass_fds=[*files, *guard.files], env=environment, start_new_session=True
+            guard.command, pass_fds=[*files, *inherited, *guard.files], env=environment, start_new_session=True
         )
         self._memory_before = 0
         self._limits: Limits | None = None
@@ -255,33 +279,38 @@ class _JudgeProcess:
         # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
         # machine can read command lines.
         self._pipe.send(json.dumps(settings).encode(), time.monotonic() + limits.start_timeout_s)
-        return self._received(limits.judge, limits.start_timeout_s)
+        return self._received(limits.judge, time.monotonic() + limits.start_timeout_s)
 
-    def send(self, messages: Sequence[Message], limits: Limits) -> None:
-        """Raises TimeoutError: the process did not read the messages in time; EOFError or OSError: it has ended;
-        WireError: a message cannot be encoded."""
+    def send(self, messages: Sequence[Message], limits: Limits) -> int:
+        """Send a request, and return its number, which code of an earlier request cannot know.
+
+        Raises TimeoutError: the process did not read the messages in time; EOFError or OSError: it has ended;
+        WireError: a message cannot be encoded.
+        """
         self._memory_before = self._memory_before or self._memory()
         encoded = [wire.join(wire.encode(each, wire.MAX_LARGE_HEADER_BYTES)) for each in messages]
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
-        for each in (str(len(encoded)).encode(), *encoded):
+        number = 1 + secrets.randbelow(1 << 62)
+        for each in (f"{len(encoded)} {number}".encode(), *encoded):
             self._pipe.send(each, deadline)
+        return number
 
-    def receive(self, timeout_s: float, limits: Limits) -> Message:
+    def receive(self, deadline: float, limits: Limits) -> Message:
         """The next message.
 
-        Raises TimeoutError: the whole message did not come within `timeout_s`; EOFError or OSError: the process has
+        Raises TimeoutError: the whole message did not come before the `deadline`; EOFError or OSError: the process has
         ended; ScoringError: the message cannot be read, or since the first request, the memory of the process and its
         descendants has grown by more than `limits` allow.
         """
         self._limits = limits
         try:
-            return self._received(limits.judge, timeout_s)
+            return self._received(limits.judge, deadline)
         finally:
             self._limits = None
 
-    def _received(self, judge: str, timeout_s: float) -> Message:
+    def _received(self, judge: str, deadline: float) -> Message:
         try:
-            return wire.decode(wire.split(self._pipe.receive(time.monotonic() + timeout_s)))
+            return wire.decode(wire.split(self._pipe.receive(deadline)))
         except WireError as error:
             raise _unreadable(judge, error) from error
 
@@ -372,9 +401,14 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
     for each in (fd, stacks):
         os.set_inheritable(each, False)
     faulthandler.enable(stacks)
+
+    def report(status: int) -> int:
+        faulthandler.dump_traceback(stacks, all_threads=False)
+        return status
+
     output = sys.stdout  # The code may replace it.
     try:
-        with closing(TimedPipe(socket.socket(fileno=fd))) as pipe, suppress(EOFError):
+        with closing(TimedPipe(socket.socket(fileno=fd))) as pipe, suppress(EOFError), reported_exits(report):
             _serve(pipe, stacks, output, json.loads(pipe.receive()), load)
     except Exception:
         logger.exception("a process that runs users' code has failed")
@@ -402,7 +436,8 @@ def _serve(
         return
     _send(pipe, Message("ready"))
     while True:
-        requests = [pipe.receive() for _ in range(int(pipe.receive()))]
+        count, number = map(int, pipe.receive().split())
+        requests = [pipe.receive() for _ in range(count)]
         faulthandler.dump_traceback_later(settings["timeout_s"], exit=True, file=stacks)
         deadline = time.monotonic() + settings["timeout_s"]
         messages = [wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests]
@@ -414,7 +449,7 @@ def _serve(
             reply = failed(f"{settings['judge']} raised {reason_of(error)}")
         faulthandler.cancel_dump_traceback_later()
         _flush(output)
-        _send(pipe, reply)
+        _send(pipe, replace(reply, sequence=number))
 
 
 def _flush(output: TextIO) -> None:
@@ -432,5 +467,5 @@ def _send(pipe: TimedPipe, message: Message) -> None:
     try:
         frames = wire.encode(message)
     except WireError as error:
-        frames = wire.encode(failed(f"the scores cannot be sent: {error}"))
+        frames = wire.encode(replace(failed(f"the scores cannot be sent: {error}"), sequence=message.sequence))
     pipe.send(wire.join(frames))
