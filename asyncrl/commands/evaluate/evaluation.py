@@ -22,6 +22,7 @@ from asyncrl.config.schema import RunConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError
 from asyncrl.launch.ownership import exclusively
+from asyncrl.launch.preflight.paths import check_imports, named_code
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.task_files import read_files
 from asyncrl.launch.survivors import end_here
@@ -78,6 +79,7 @@ def evaluate(
     checkpoint does not exist. Raises StoppedError: `stop` was set. Raises AsyncrlError: the evaluation failed.
     """
     config, checkpoint = request.read(), None
+    check_imports(named_code(config.data, config.algorithm, config.actor, config.scoring))
     # The tasks are read before anything loads torch, so that a wrong column is refused at once.
     read = read_files(run_tasks(without_training(config, request, Path(config.run.dir))))
     if request.run is not None and steps is None:
