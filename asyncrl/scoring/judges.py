@@ -4,8 +4,8 @@ Such code may run forever, block the interpreter in a regular expression, use up
 stop the scorer or become a reward.
 
 If a request takes too long, the process that runs it writes its stacks and ends itself. If it does not, the scorer
-kills it. A process that crashes, or is ended by `os._exit`, writes its stacks, too. The scorer logs the stacks, and its
-error names the line of the user's code.
+kills it. A process that crashes writes its stacks, too, and one that calls `os._exit` writes the user's part of its
+stack. The scorer logs the stacks, and its error names the line of the user's code.
 
 Each request has a random number, which its answer must have, too. Code can write answers of its own into the pipe. So
 an answer that is still in the pipe after a request must not count as the answer to the next one.
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -43,7 +44,7 @@ from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
 from asyncrl.machine.child import Guarded
 from asyncrl.machine.own_exits import reported_exits
 from asyncrl.scoring.pipe import TimedPipe
-from asyncrl.text import encodable, line_in_stacks, printable, reason_of
+from asyncrl.text import encodable, is_own, line_in_stacks, printable, reason_of
 from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -403,7 +404,9 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
     faulthandler.enable(stacks)
 
     def report(status: int) -> int:
-        faulthandler.dump_traceback(stacks, all_threads=False)
+        own = [each for each in traceback.extract_stack()[::-1] if is_own(each.filename)]
+        lines = [f'  File "{each.filename}", line {each.lineno} in {each.name}\n' for each in own]
+        os.write(stacks, "".join(lines).encode())
         return status
 
     output = sys.stdout  # The code may replace it.
