@@ -21,8 +21,8 @@ from asyncrl.compat.trl.table import DEFAULTS, TABLE
 from asyncrl.config.commands import command_name
 
 LAG = (
-    "TRL alternates between generation and training; here both run at once, on data that is at most replay.max_lag=2 "
-    "versions old. Set 0 to alternate"
+    "TRL alternates between generation and training; here both run at once, and training uses data that is at most "
+    "replay.max_lag=2 versions old. Set replay.max_lag=0 to alternate"
 )
 
 

@@ -78,7 +78,7 @@ def test_a_script_without_tools_gets_no_calculator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "foot", "effects"),
     [
-        ("import trl.rewards\nfrom peft import LoraConfig", "", "would need peft, trl: move it into a file of its own"),
+        ("import trl.rewards\nfrom peft import LoraConfig", "", "would need peft, trl: move this definition"),
         ("", "trainer.train()", "would start its training: move"),
         ("import datasets", "trainer.train()", "would start its training and need datasets: move"),
     ],

@@ -25,8 +25,8 @@ HOME = "~/"
 class VerlConfig:
     """The values of a configuration of verl, with verl's defaults.
 
-    - `values`: the value of every key, also of keys with a default
-    - `given`: the keys that the file and the words set
+    - `values`: the value of every key: the given value, or verl's default
+    - `given`: the keys that the file or a word KEY=VALUE sets
     - `remarks`: a line for each value that cannot be read
 
     Raises ConfigError: a section is a list, or there are more than MAX_VALUES values.
@@ -54,7 +54,7 @@ class VerlConfig:
         return key in self.given and self.values[key] is not None
 
     def below(self, section: str) -> dict[str, Any]:
-        """The given keys below a section, without the section's name."""
+        """Map each given key of a section, without the section's name, to its value."""
         prefix = f"{section}."
         return {key.removeprefix(prefix): self.values[key] for key in self.given if key.startswith(prefix)}
 
@@ -79,7 +79,7 @@ class VerlConfig:
 
 
 def _check_number(value: Any, default: Any) -> None:
-    """Raises ValueError: verl's default is a number, and the value is a text."""
+    """Raises ValueError: verl's default is a number, and the value is a text that is no number."""
     if isinstance(value, str) and value != MISSING and type(default) in (int, float):
         # A threshold may have a lower and an upper value: 0.5_5.0.
         for part in value.split("_"):
@@ -173,7 +173,7 @@ def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:
 
 
 def _names(node: Mapping[Any, Any], prefix: str) -> Iterator[str]:
-    """The keys that a configuration gives, without sections."""
+    """The dotted keys of all values in a configuration."""
     for name, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from _names(value, f"{prefix}{name}.")
