@@ -1,4 +1,4 @@
-"""Simulates two ways to evict fewer groups: train the oldest first, and play fewer episodes while groups wait.
+"""Simulates two ways to waste fewer tokens: train the oldest groups first, and play fewer episodes while groups wait.
 
 A simulation around the real replay (`asyncrl.capacity`) runs the workload of `benchmarks.gpu_loop` on two engines, at
 rates like those of 0.6B models on H100s. The learner `fast` is as fast as measured. The learner `slow` takes about

@@ -45,8 +45,8 @@ PROMPT, LONGEST, MEAN = 192, 256, 64
 SHAPE = "tiny"
 VOCABULARY = SHAPES[SHAPE].vocabulary
 STOP = range(VOCABULARY // MEAN)
-"""Stop tokens. A random model samples all tokens with about equal probability, so a stop token follows after MEAN tokens
-on average."""
+"""Stop tokens. A random model samples all tokens with about equal probability, so it samples a stop token after MEAN
+tokens on average."""
 SAMPLING = Sampling(1.0, LONGEST)
 
 Prompt = NDArray[np.int32]

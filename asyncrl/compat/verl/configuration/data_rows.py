@@ -88,7 +88,7 @@ ROWS = (
         "`rollout.n`. A step has `train_batch_size / ppo_mini_batch_size` minibatches.",
         _batch,
     ),
-    made(GENERATED, "`replay.oversample`", None, "`gen_batch_size / train_batch_size`.", _oversample),
+    made(GENERATED, "`replay.oversample`", None, "`gen_batch_size / train_batch_size`, if it is above 1.", _oversample),
     used(
         PROMPT,
         "`data.max_prompt_length`, `actor.max_tokens`",

@@ -179,7 +179,7 @@ ROWS = (
     none(
         MODEL,
         "exclude_modules lora.*",
-        "`model.lora.targets` names all layers that get adapters, which are always merged into the pushed weights.",
+        "`model.lora.targets` names all layers that get adapters. Adapters are always merged into the pushed weights.",
     ),
     made(
         f"{MODEL}.custom_chat_template",

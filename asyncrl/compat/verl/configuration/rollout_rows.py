@@ -283,7 +283,7 @@ ROWS = (
         f"{TURNS}.max_assistant_turns",
         "`actor.max_turns`",
         None,
-        f"It is {UNBOUNDED_TURNS} if no number of turns is given.",
+        f"The same value. If no number of turns is given, {UNBOUNDED_TURNS}.",
     ),
     used(
         f"{TURNS}.max_user_turns",
@@ -384,7 +384,7 @@ ROWS = (
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",
-        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` choose another one.",
+        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` can choose another one.",
     ),
     none(
         ROLLOUT,
