@@ -1,12 +1,12 @@
 """Data types and classes of other trainers, so that code written for them works here.
 
-verl/ has verl's batch type, trajectories in its layout, reward managers, interactions, the translation of its
-configurations (configuration/), and its single controller: one program that calls the workers (controller/). trl/
-translates configurations of TRL. docs/verl.md and docs/trl.md list what asyncrl does in another way.
+verl/ has verl's batch type, reward managers, interactions, tools and agent loops, the conversion of trajectories to
+verl's layout, the translation of verl's configurations (configuration/), and verl's single controller (controller/).
+trl/ translates configurations of TRL. docs/verl.md and docs/trl.md list the differences.
 
-No other package imports this one. Some options need a class or a program of this package; `config/extensions.py` maps
-these options to its name. A run without such an option loads nothing from here. This package keeps none of the promises
-in docs/concepts.md itself: verl's workers run on the learner, the engine and the scorers, which keep them.
+No other package imports this one. Some options need a class or a program of this package; `config/extensions.py` has
+the path of each. A run without such an option loads nothing from here. This package itself keeps none of the promises
+in docs/concepts.md: it calls the learner, the engine and the scorers, which keep them.
 
 In reading order:
 - verl/protocol.py, rows.py, tensors.py: the batch type `DataProto`

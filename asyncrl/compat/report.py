@@ -25,7 +25,7 @@ from asyncrl.masking import masked
 
 
 class OtherConfig(Protocol):
-    """A configuration of another trainer. Gives the value of a key, or that trainer's default."""
+    """A configuration of another trainer. A key that is not set has the trainer's default."""
 
     def __getitem__(self, key: str) -> Any: ...
 
@@ -39,7 +39,7 @@ class Translated:
     - `differs`: lines about values that could not be copied exactly
     - `without`: lines about keys without a counterpart, except those in `off`
     - `unknown`: lines about keys that the table does not know
-    - `off`: keys without a counterpart whose value turns a feature off
+    - `off`: keys that have no counterpart and need none, since their value turns a feature off
     """
 
     trainer: str
@@ -66,8 +66,9 @@ class Translated:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a trainer's keys. `row_of` finds the row of a key, and returns None for an unknown key.
+    """The rows of a trainer's keys, in the order in which the report has them.
 
+    `row_of` finds the row of a key, and returns None for an unknown key.
     `version` names the trainer with its release, for messages about unknown keys.
     """
 
@@ -103,8 +104,7 @@ class Table:
 
     def with_value(self, key: str, source: OtherConfig) -> str:
         """The key and its value, as `key=value`."""
-        # A value is masked if its key has the name of a secret. This is wrong for the trainer's own keys: some end with
-        # `_key` or `_token`, but none is a secret.
+        # An unknown key may be a secret by its name. The trainer's own keys are not, although some end with `_key`.
         return f"{key}={as_yaml(masked(source[key], '' if self.row_of(key) else key.rpartition('.')[2]))}"
 
     def _without(self, source: OtherConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -121,8 +121,7 @@ class Table:
         return lines, off
 
     def _shown(self, row: Row, keys: Sequence[str], source: OtherConfig) -> Iterator[str]:
-        """Show each of the row's keys with its value. A section that the row has as `.*` is shown once, with the number
-        of its keys."""
+        """The keys that the row names one by one, each with its value, then the number of keys for each `SECTION.*`."""
         whole: Counter[str] = Counter()
         for key in keys:
             sections = [each for each in row.there if each.endswith(".*") and key.startswith(each[:-1])]
@@ -142,7 +141,7 @@ def experiment(translated: Translated) -> DictConfig:
 
 
 def experiment_text(translated: Translated, out: Path | None) -> str:
-    """The text of the experiment file. Its first line has the command that trains with the file `out`."""
+    """The text of the experiment file. Its first line is a comment with the command that trains from the file `out`."""
     name = out or Path("mine.yaml")
     start = f"asyncrl train experiment={name if name.is_absolute() else f'./{name}'}"
     return f"# From {translated.trainer}: {start}\n{OmegaConf.to_yaml(experiment(translated))}"
@@ -163,9 +162,9 @@ def refused(text: str) -> Iterator[str]:
 
 
 def write(text: str, report: Sequence[str], out: Path | None) -> None:
-    """Write the experiment file to `out`, and the report to the terminal. The file has the report as comments.
+    """Write the experiment file to `out`, and the report to the terminal. The file also has the report, as comments.
 
-    Without `out`, the file goes to the terminal.
+    Without `out`, only the file is written, to the terminal.
     """
     whole = "".join(f"# {line}\n" for line in report) + text
     if out is None:

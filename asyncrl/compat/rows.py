@@ -10,8 +10,8 @@ from typing import Any
 Setting = tuple[str, Any]
 """One of asyncrl's keys, with its value."""
 Translate = Callable[[Any], Iterator[Setting | str]]
-"""A function that gets the configuration of the other trainer and reads the values of keys from it. It yields settings,
-and a remark for each value that has no exact counterpart."""
+"""A function that reads values of the other trainer's configuration by key. It yields settings, and a remark for each
+value that has no exact counterpart."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def part(name: str, **params: Any) -> dict[str, Any]:
 def dotted(path: str, name: str) -> str:
     """The path by which asyncrl finds the object `name` of the file or module `path`.
 
-    A relative `path` becomes dotted: Python then looks for the module in the working directory and in PYTHONPATH. The
-    result is FILE.py:NAME if the path is absolute, or if a part of it is no name in Python.
+    It is FILE.py:NAME if `path` is absolute, or if a folder or the file has a name that no module can have. Otherwise
+    it is dotted, and the file must be in the working directory or in PYTHONPATH.
     """
     if path.startswith("pkg://"):
         return f"{path.removeprefix('pkg://').replace('/', '.')}.{name}"
