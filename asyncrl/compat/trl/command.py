@@ -45,7 +45,7 @@ def translated(file: Path | None, words: Sequence[str], out: Path | None) -> tup
     result = translate(*read_trl(file, words))
     text = experiment_text(result, out)
     problems = list(refused(text))
-    return text, [*result.report, *(["Fix before a start:"] if problems else []), *problems]
+    return text, [*result.report, *(["Fix before you start a run:"] if problems else []), *problems]
 
 
 def translate(given: dict[str, Any], remarks: Sequence[str] = ()) -> Translated:

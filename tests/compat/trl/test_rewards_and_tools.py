@@ -60,7 +60,7 @@ def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out(
     both = translate({"environment_factory": Named("games.Maze"), "reward_funcs": [Named("my.score")]}).settings
     assert (both["scoring.rule"], both["scoring.shaping.environment_weight"]) == ("my.score", 1.0)
     _, report = translated(None, ["model=m", "dataset_name=d", "reward_funcs=org/reward-model"], None)
-    assert not has(report, "Fix before a start")
+    assert not has(report, "Fix before you start a run")
     assert has(report, "the reward is the model's")
 
 

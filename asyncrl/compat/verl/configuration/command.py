@@ -52,4 +52,4 @@ def translated(
     result = translate(given)
     text = experiment_text(result, out)
     problems = list(refused(text))
-    return text, [*unread, *result.report, *(["Fix before a start:"] if problems else []), *problems]
+    return text, [*unread, *result.report, *(["Fix before you start a run:"] if problems else []), *problems]

@@ -28,7 +28,7 @@ RANKS: Mapping[str, tuple[str, ...]] = {
     ),
     "pipeline": (f"{ACTOR}.megatron.pipeline_model_parallel_size", f"{ACTOR}.torchtitan.pipeline_parallel_size"),
 }
-"""Maps each kind of ranks that share a model to verl's keys for their number: one key for each of verl's engines."""
+"""Maps each kind of ranks that share a model to verl's keys for their number, which differ by engine."""
 GPUS, HOSTS = "trainer.n_gpus_per_node", "trainer.nnodes"
 ROLLOUT = "actor_rollout_ref.rollout"
 WHOLE_SEQUENCES = ("flash_attention_2", "flex_attention")

@@ -21,9 +21,9 @@ from asyncrl.compat.yaml_files import MAX_VALUES
 MISSING = "???"
 REFERENCE = re.compile(r"\$\{\s*(oc\.select\s*:\s*)?(\.*)([\w-]+(?:\.[\w-]+)*)\s*(?:,([^{}$]*))?\}")
 MAX_CHARACTERS = 1 << 16
-"""The longest text after its references are resolved."""
+"""The maximum number of characters of a text after its references are resolved."""
 MAX_STEPS = 50
-"""The longest chain of references."""
+"""The maximum number of keys in a chain of references."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class VerlConfig:
             except (ValueError, RecursionError, yaml.YAMLError) as error:
                 remark = f"{key}: its value cannot be read ({error}), and is left out: give {key}=VALUE"
                 if str(default).startswith(HOME):
-                    # The user has a path of their own. A run must not start with a path of verl's authors instead.
+                    # The user has given a path. A run must not start with a path of verl's authors instead.
                     self._defaults[key] = default = None
                 self.remarks.append(remark if default is None else f"{remark}, or verl's default {default} counts")
                 continue
@@ -97,8 +97,8 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
 def read_noting(
     file: Path | None, words: Sequence[str], environment: Mapping[str, str], named: NamedConfig = NOT_NAMED
 ) -> tuple[Section, list[str]]:
-    """The configuration as `read_verl` reads it, and lines about what is missing: one for each file that it names and
-    that is not found, and one for each command of a script that may have been read wrongly.
+    """The configuration as `read_verl` reads it, and lines about what may be missing from it: one for each file that it
+    names but that does not exist, and one for each command of a script that may have been read wrongly.
 
     `named` has Hydra's options of the command line, which replace those of a script.
     """
