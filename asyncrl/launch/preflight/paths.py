@@ -99,9 +99,9 @@ def _of_managers(scoring: ScoringConfig) -> Iterator[NamedCode]:
     """Yield the classes and functions of reward managers, which may import verl."""
     for source in ("", *scoring.manager.sources):
         key = f"scoring.manager.sources.{source}" if source else "scoring.manager"
-        settings = scoring.manager.of(source)
-        for name in ("name", "compute_score") if settings is not None else ():
-            if path := settings[name]:
+        settings = scoring.manager.of(source) or {}
+        for name in ("name", "compute_score"):
+            if path := settings.get(name):
                 yield NamedCode(f"{key}.{name}={path}", path, f"{EXTENSIONS['scoring.manager']}.check", (settings, key))
 
 
