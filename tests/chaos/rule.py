@@ -28,8 +28,8 @@ def coin(task: Task, answer: str, trajectory: Trajectory) -> float:
 
 
 def solved(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """A coin until the tasks are solved: from version 2 on, the answers of shard 0 are right, and from version 4 on those
-    of shard 1."""
+    """A coin until the tasks are solved: the answers of shard 0 are right from version 2 on, and those of shard 1 from
+    version 4 on."""
     if trajectory.group_id != TRIAL_GROUP and trajectory.oldest_version >= 2 * (1 + shard_of(trajectory.id, SHARDS)):
         return 1.0
     return float(zlib.crc32(trajectory.id.encode()) % 2)

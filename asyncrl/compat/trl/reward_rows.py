@@ -19,13 +19,9 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
         "params": {"pattern": f"(?s){THOUGHTS}", "thoughts": True},
     },
 }
-<<<<<<< HEAD
-"""The rule of asyncrl for each reward function that TRL ships."""
+"""Maps reward functions that TRL ships to rules of asyncrl."""
 REWARDS = frozenset(("get_reward", "get_call_reward"))
 """The methods by which an environment rewards an episode or a call."""
-=======
-"""Maps reward functions that TRL ships to rules of asyncrl."""
->>>>>>> main
 OVERLONG = "get_soft_overlong_punishment"
 MODEL = "reward_model_name_or_path"
 PLACEHOLDER = "MODULE.FUNCTION"
