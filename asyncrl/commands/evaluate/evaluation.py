@@ -79,7 +79,6 @@ def evaluate(
     checkpoint does not exist. Raises StoppedError: `stop` was set. Raises AsyncrlError: the evaluation failed.
     """
     config, checkpoint = request.read(), None
-    check_imports(named_code(config.data, config.algorithm, config.actor, config.scoring))
     # The tasks are read before anything loads torch, so that a wrong column is refused at once.
     read = read_files(run_tasks(without_training(config, request, Path(config.run.dir))))
     if request.run is not None and steps is None:
@@ -93,6 +92,7 @@ def evaluate(
     measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
     require_same(values_of(measured), folder)
     if not has_ended:
+        check_imports(named_code(config.data, config.algorithm, config.actor, config.scoring))
         preflight(config, read=read)
     with exclusively(folder):
         end_here(folder)
