@@ -190,6 +190,7 @@ async def test_a_stranger_gets_one_answer_whatever_it_pipelines() -> None:
         assert server.answered == 0
 
 
+@pytest.mark.slow
 async def test_a_refused_body_that_does_not_come_ends_its_connection() -> None:
     async with served() as server:
         (stranger,) = await server.strangers(1)

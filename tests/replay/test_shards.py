@@ -105,6 +105,7 @@ def play(client: ReplayClient, *outcomes: float) -> None:
     client.label([make_labels(each.trajectory.id, outcomes[index % 2]) for index, each in enumerate(leases)])
 
 
+@pytest.mark.slow
 def test_a_run_is_solved_only_once_the_tasks_of_all_shards_are(tmp_path: Path) -> None:
     with ExitStack() as stack:
         filters = Filters(zero_variance=True)

@@ -112,6 +112,7 @@ async def test_keys_are_of_their_own_sessions():
         await asyncio.gather(*running)
 
 
+@pytest.mark.slow
 async def test_a_session_fails_when_its_agent_says_so_or_is_heard_no_more():
     async with elsewhere(timeout_s=2.0) as actor:
         running = actor.begin("t/1")

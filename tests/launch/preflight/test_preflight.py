@@ -236,6 +236,7 @@ def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Pat
     preflight(config)
 
 
+@pytest.mark.slow
 def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.correct"]
@@ -483,6 +484,7 @@ def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[st
     return replace(config, actor=replace(config.actor, interactions=dict(users)))
 
 
+@pytest.mark.slow
 def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(tmp_path: Path):
     users = {"checker": "asyncrl.commands.demo.AnswerChecker"}
     right = {"name": "checker", "ground_truth": "2"}
@@ -500,6 +502,7 @@ def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(t
             start(config_with_users(tmp_path / name, users, {}, kwargs))
 
 
+@pytest.mark.slow
 def test_users_whom_no_task_names_do_not_start_except_in_an_evaluation(tmp_path: Path):
     config = config_with_users(tmp_path, {"checker": "asyncrl.commands.demo.AnswerChecker"}, {})
     with pytest.raises(ConfigError, match=r"actor\.interactions: no task names one of the users"):

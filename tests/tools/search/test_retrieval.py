@@ -162,6 +162,7 @@ def test_other_answers_are_failures_of_the_server(status: int, text: str):
         asked(answer, lambda client: client.find("a", 1))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_endless_or_away_is_a_failure_and_the_next_query_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ):
