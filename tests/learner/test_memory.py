@@ -68,6 +68,7 @@ def test_ranks_exchange_as_rarely_as_the_memory_allows(model: Path, ranks: Ranks
         assert ("once an update: activations" in caplog.messages[-1]) == once
 
 
+@pytest.mark.slow
 def test_experts_that_ranks_spread_take_no_memory_of_the_exchange(mixture: Path, ranks: Ranks):
     spread = replace(ranks, expert_mesh=init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=EXPERT_MESH))
     policy = make_trained(mixture, spread)

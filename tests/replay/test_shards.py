@@ -54,6 +54,7 @@ def work(client: ReplayClient, count: int) -> list[str]:
     return [ticket.id for ticket in tickets]
 
 
+@pytest.mark.slow
 def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
     shards: list[ReplayThread], tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
         assert stored.plan(0) == plan
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when_it_is_back(
     shards: list[ReplayThread], tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_filter_that_refuses_nearly_everything_is_warned_of() -> None:
     assert texts(Evidence("runs/x", refusing="the filters refuse all"))["filter"] == "the filters refuse all"
 
 
+@pytest.mark.slow
 def test_rewards_of_an_environment_without_a_weight_are_warned_of_once_an_episode_has_some(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1, 0.2])
     scorer = JsonLines(metrics_file(folder, "scoring-0"), lambda: 110.0)

@@ -85,6 +85,7 @@ class Slow(FakePRM):
         return super().score(transcripts)
 
 
+@pytest.mark.slow
 def test_leases_are_renewed_while_one_forward_pass_runs():
     prm = Slow()
 

@@ -163,6 +163,7 @@ async def test_an_error_without_a_message_fails_its_episode(error: Any):
             await running
 
 
+@pytest.mark.slow
 async def test_sessions_that_are_over_before_an_agent_asks_are_not_kept():
     async with elsewhere() as actor:
         stays = actor.begin("stays")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from asyncrl.config.changes import ConfigChange, with_steps
 from asyncrl.dashboard.overview import Overviews, changes_of
 from asyncrl.dashboard.stores import ReplayStores
@@ -31,6 +33,7 @@ def test_a_value_that_changed_is_shown_with_its_steps() -> None:
     assert with_steps("learner.steps", "8", [LOWERED, AGAIN]) == "8"
 
 
+@pytest.mark.slow
 def test_a_report_lists_the_changes_and_marks_them_in_each_plot_by_step(tmp_path: Path) -> None:
     run = read_run(str(changed_run(tmp_path / "run")))
     assert run.marks() == [

@@ -21,6 +21,7 @@ def compared(*runs: Path) -> Comparison:
     return compare([read_run(str(run)) for run in runs])
 
 
+@pytest.mark.slow
 def test_only_what_differs_is_shown_of_configuration_and_environment(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", [0.1] * 4, {"learner.lr": 0.5})
     two = write_run(tmp_path / "two", [0.1] * 4, {"learner.lr": 0.25, "algorithm.advantage.name": "rloo"})
@@ -58,6 +59,7 @@ def test_sums_over_thinned_rows_count_the_steps_between(tmp_path: Path) -> None:
     assert compared(whole, thinned).results["sampled tokens"] == [720, 720]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "statement"),
     [
@@ -74,6 +76,7 @@ def test_it_says_what_the_number_of_runs_allows_to_conclude(
     assert statement in compared(*runs).statement
 
 
+@pytest.mark.slow
 def test_several_runs_of_a_configuration_have_a_spread(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run-{seed}", [0.2 * seed], {"run.seed": seed}) for seed in range(3)]
     assert spread(compared(*runs), "reward, last") == [(0, 3, 0.0, pytest.approx(0.2), pytest.approx(0.4))]
