@@ -41,6 +41,7 @@ def make_config() -> TrainConfig:
     return config
 
 
+@pytest.mark.slow
 def test_the_same_configuration_resumes_and_resumable_options_may_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,7 @@ def test_without_a_gpu_ranks_exchange_in_each_pass_and_gather_all_layers_twice(m
     assert make_trained(model, ranks).exchange == Exchange(once=False, reshard=1.0)
 
 
+@pytest.mark.slow
 def test_the_first_rank_tells_when_ranks_on_the_cpu_exchange(
     model: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture
 ):

@@ -149,6 +149,7 @@ def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
     preflight(config)
 
 
+@pytest.mark.slow
 def test_a_model_without_the_layers_that_adapters_want_does_not_start(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.model.lora.rank, config.model.lora.targets = 4, ["no_proj"]
@@ -445,6 +446,7 @@ def test_a_tool_whose_constructor_fails_or_whose_create_refuses_is_a_problem_of_
         start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.{tool.__name__}"]))
 
 
+@pytest.mark.slow
 def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(tmp_path: Path):
     Weather.released = 0
     start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
@@ -455,6 +457,7 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     assert Weather.released == 4
 
 
+@pytest.mark.slow
 def test_a_row_with_arguments_for_a_tool_that_is_not_on_offer_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

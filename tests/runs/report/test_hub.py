@@ -167,6 +167,7 @@ def test_a_name_that_is_none_is_refused(hub: FakeHub, run: Path) -> None:
         push(files_of(run / "model", "a/b/c"), "a/b/c", False, "Upload")
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_files_and_asks_nobody(hub: FakeHub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(run), REPO, "--dry-run", "--report"])
     printed = capsys.readouterr().out

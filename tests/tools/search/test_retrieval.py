@@ -66,6 +66,7 @@ def test_a_query_gets_the_passages_of_the_server():
     assert server.requests == [{"queries": ["bees"], "topk": 2, "return_scores": True}]
 
 
+@pytest.mark.slow
 def test_queries_of_many_episodes_are_sent_together_over_few_connections():
     server = Server()
     server.open.clear()

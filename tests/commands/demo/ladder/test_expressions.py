@@ -26,6 +26,7 @@ def test_the_value_is_that_of_the_usual_rules(expression: Nested) -> None:
     assert expression.value() == evaluated(expression)
 
 
+@pytest.mark.slow
 @given(expressions)
 def test_right_steps_keep_the_value_and_take_one_operation_each(expression: Nested) -> None:
     steps = expression.worked_out()
