@@ -26,7 +26,7 @@ def plain(hidden: Tensor, head: torch.nn.Linear, targets: Tensor) -> tuple[Tenso
     ("chunk_logits", "compiled"),
     [
         *((limit, False) for limit in (1, 7 * VOCABULARY, None)),
-        pytest.param(7 * VOCABULARY, True, marks=pytest.mark.slow),
+        pytest.param(7 * VOCABULARY, True, marks=pytest.mark.heavy),
         *(pytest.param(limit, True, marks=pytest.mark.long) for limit in (1, None)),
     ],
 )

@@ -245,10 +245,10 @@ def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: P
     assert "tasks.parquet: row 0: tests.scoring.rules.test_trl.correct takes answer; the file has" in reason
     assert 'add data.columns="{answer: reward_model.ground_truth}", or give the parameter a default' in reason
     config.data.columns = {"answer": "reward_model.ground_truth"}
-    preflight(config)
+    start(config)
     config.data.columns = {}
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.length"]
-    preflight(config)
+    start(config)
 
 
 def test_an_option_may_not_ask_for_more_than_the_machine_has():
@@ -510,7 +510,7 @@ def test_users_whom_no_task_names_do_not_start_except_in_an_evaluation(tmp_path:
     config = config_with_users(tmp_path, {"checker": "asyncrl.commands.demo.AnswerChecker"}, {})
     with pytest.raises(ConfigError, match=r"actor\.interactions: no task names one of the users"):
         start(config)
-    preflight(replace(config, learner=replace(config.learner, steps=0)))
+    start(replace(config, learner=replace(config.learner, steps=0)))
 
 
 def test_a_class_of_users_that_is_none_does_not_start(tmp_path: Path):
