@@ -25,7 +25,7 @@ _LABEL = re.compile(rb'"weight_version": *"([^"]*)"')
 
 @contextmanager
 def instant_server(turns: Sequence[Sequence[int]] = ()) -> Iterator[str]:
-    """Start the server, whose turns end with a stop id, and yield its URL."""
+    """Start the server, and yield its URL. `turns` answer requests with stop ids, and end with such an id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, turns), daemon=True)

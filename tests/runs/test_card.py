@@ -81,6 +81,7 @@ def test_a_card_is_written_anew_unless_somebody_changed_it(tmp_path: Path) -> No
         assert named(text, "owner/name") == text
 
 
+@pytest.mark.slow
 def test_a_card_on_the_hub_names_the_model_there(tmp_path: Path) -> None:
     text = named(written(write_run(tmp_path / "run", [0.1])), "owner/name")
     assert 'path = "owner/name"' in text

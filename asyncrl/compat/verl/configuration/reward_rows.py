@@ -26,7 +26,7 @@ KWARGS = "reward.reward_kwargs"
 BUFFER = f"{KWARGS}.overlong_buffer_cfg"
 PRIME_PROCESSES = 8
 OF_ROWS = ("gdpo", "rate_limited")
-"""Managers for single rows that have no counterpart among the rules."""
+"""Managers that score one row at a time, and that no rule of asyncrl replaces."""
 LIMITS = (*(each.name for each in fields(RequestLimits)), "timeout")
 """The keys of `reward` that `rate_limited` reads."""
 SHAPING = tuple(each.name for each in options(ShapingKeys))
@@ -148,7 +148,7 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
     longest = source[f"{KWARGS}.max_resp_len"] if source.says(f"{KWARGS}.max_resp_len") else source[RESPONSE]
     buffer, weight = source[f"{BUFFER}.len"], source[f"{BUFFER}.penalty_factor"]
     if source[f"{FILTER}.metric"] in OF_FUNCTION:
-        # The filter compares groups before the learner adds this penalty.
+        # These metrics leave the penalty out. The learner adds this one after the replay has filtered the groups.
         yield "algorithm.reward", [part("overlong", max_length=longest, buffer=buffer, weight=weight)]
     else:
         yield "scoring.shaping.overlong_penalty", weight
@@ -297,8 +297,8 @@ ROWS = (
     none(
         "reward.sandbox_fusion",
         "url max_concurrent memory_limit_mb",
-        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. For a server, set it to `http`, and set "
-        "`actor.sandbox.url`.",
+        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. For a server, set this key to `http`, "
+        "and set `actor.sandbox.url`.",
     ),
     used("reward.num_workers", "`scoring.rule_processes`", 8, "Only with `remote`."),
     *(

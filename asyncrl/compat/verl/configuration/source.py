@@ -25,8 +25,8 @@ HOME = "~/"
 class VerlConfig:
     """The values of a configuration of verl, with verl's defaults.
 
-    - `values`: the value of every key, also of keys with a default
-    - `given`: the keys that the file and the words set
+    - `values`: the value of every key: the given value, or verl's default
+    - `given`: the keys that the file or a word KEY=VALUE sets
     - `remarks`: a line for each value that cannot be read
 
     Raises ConfigError: a section is a list, or there are more than MAX_VALUES values.
@@ -54,7 +54,7 @@ class VerlConfig:
         return key in self.given and self.values[key] is not None
 
     def below(self, section: str) -> dict[str, Any]:
-        """The given keys below a section, without the section's name."""
+        """Map each given key of a section, without the section's name, to its value."""
         prefix = f"{section}."
         return {key.removeprefix(prefix): self.values[key] for key in self.given if key.startswith(prefix)}
 
@@ -68,7 +68,7 @@ class VerlConfig:
             except (ValueError, RecursionError, yaml.YAMLError) as error:
                 remark = f"{key}: its value cannot be read ({error}), and is left out: give {key}=VALUE"
                 if str(default).startswith(HOME):
-                    # The user has a path of their own. A run must not start with a path of verl's authors instead.
+                    # The user has given a path. A run must not start with a path of verl's authors instead.
                     self._defaults[key] = default = None
                 self.remarks.append(remark if default is None else f"{remark}, or verl's default {default} counts")
                 continue
@@ -79,7 +79,7 @@ class VerlConfig:
 
 
 def _check_number(value: Any, default: Any) -> None:
-    """Raises ValueError: verl's default is a number, and the value is a text."""
+    """Raises ValueError: verl's default is a number, and the value is a text that is no number."""
     if isinstance(value, str) and value != MISSING and type(default) in (int, float):
         # A threshold may have a lower and an upper value: 0.5_5.0.
         for part in value.split("_"):
@@ -97,8 +97,8 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
 def read_noting(
     file: Path | None, words: Sequence[str], environment: Mapping[str, str], named: NamedConfig = NOT_NAMED
 ) -> tuple[Section, list[str]]:
-    """The configuration as `read_verl` reads it, and lines about what is missing: one for each file that it names and
-    that is not found, and one for each command of a script that may have been read wrongly.
+    """The configuration as `read_verl` reads it, and lines about what may be missing from it: one for each file that it
+    names but that does not exist, and one for each command of a script that may have been read wrongly.
 
     `named` has Hydra's options of the command line, which replace those of a script.
     """
@@ -173,7 +173,7 @@ def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:
 
 
 def _names(node: Mapping[Any, Any], prefix: str) -> Iterator[str]:
-    """The keys that a configuration gives, without sections."""
+    """The dotted keys of all values in a configuration."""
     for name, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from _names(value, f"{prefix}{name}.")
