@@ -1,7 +1,7 @@
 """HTTP calls to one server. A call raises one error if the server fails, and another one if the server refuses the
 request.
 
-Posts without a time limit, which sample turns, go through `connections` if the server is reached by plain HTTP. All
+Posts without a time limit, which sample turns, go through `plain_http` if the server is reached by plain HTTP. All
 other calls go through aiohttp."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from asyncrl.engine.fleet.connections import Answer, Connections
+from asyncrl.engine.fleet.plain_http import HttpAnswer, PlainHttp
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.errors import EngineError
 
@@ -73,7 +73,7 @@ class Http:
             raise kind(f"{url} answered {status}: {answer[:500].decode(errors='replace')}")
         return answer
 
-    async def _answer(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Answer:
+    async def _answer(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> HttpAnswer:
         if self._direct is not None and method == "POST" and timeout_s is None and data is not None:
             answer = await self._direct.post(self._prefix + path, data)
             if answer.status not in _REDIRECTS:
@@ -85,7 +85,7 @@ class Http:
         body = io.BytesIO(data) if data and len(data) > _LARGE else data
         url = self._url + path
         async with self._session.request(method, url, data=body, headers=_HEADERS, timeout=timeout) as response:
-            return Answer(response.status, await response.read())
+            return HttpAnswer(response.status, await response.read())
 
     async def close(self) -> None:
         self._closed = True
@@ -95,7 +95,7 @@ class Http:
             await self._session.close()
 
 
-def _direct(url: str) -> tuple[Connections | None, str]:
+def _direct(url: str) -> tuple[PlainHttp | None, str]:
     """The connections to the server at `url`, and the path of its URL. None if only aiohttp can reach the server: by
     https, with a password, or at an address that needs quoting."""
     try:
@@ -105,7 +105,7 @@ def _direct(url: str) -> tuple[Connections | None, str]:
         return None, ""
     if parts.scheme != "http" or not host or "@" in parts.netloc or _NEEDS_QUOTING.search(url):
         return None, ""
-    return Connections(host, port, parts.netloc, KEEP_ALIVE_S, CONNECT_S), parts.path
+    return PlainHttp(host, port, parts.netloc, KEEP_ALIVE_S, CONNECT_S), parts.path
 
 
 def decoded(answer: bytes) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from asyncrl.engine.fleet.connections import MOST_HEAD_BYTES, Answer, Connections
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.engine.fleet.plain_http import MOST_HEAD_BYTES, HttpAnswer, PlainHttp
 from asyncrl.engine.fleet.server import ServerFaultError
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwell"
@@ -18,7 +18,7 @@ UNTIL_THE_END = b"HTTP/1.0 200 OK\r\n\r\nwell"
 END = b""
 """A server that writes this closes its connection."""
 
-Test = Callable[[Connections, "Server"], Awaitable[None]]
+Test = Callable[[PlainHttp, "Server"], Awaitable[None]]
 
 
 class Server:
@@ -56,7 +56,7 @@ def serve(test: Test, *answers: bytes, piece: int = 1 << 20, keep_s: float = 60.
         served = Server(answers, piece)
         server = await asyncio.start_server(served.connected, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        connections = Connections("127.0.0.1", port, f"127.0.0.1:{port}", keep_s, 60.0)
+        connections = PlainHttp("127.0.0.1", port, f"127.0.0.1:{port}", keep_s, 60.0)
         try:
             async with asyncio.timeout(60.0):
                 await test(connections, served)
@@ -70,9 +70,9 @@ def serve(test: Test, *answers: bytes, piece: int = 1 << 20, keep_s: float = 60.
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 @pytest.mark.parametrize("answer", [PLAIN, CHUNKED, CONTINUED], ids=["length", "chunked", "continued"])
 def test_answers_are_read_whole_in_whatever_pieces_they_come(answer: bytes, piece: int) -> None:
-    async def test(connections: Connections, server: Server) -> None:
-        assert await connections.post("/generate", b"{}") == Answer(200, b"well")
-        assert await connections.post("/generate", b'{"a": 1}') == Answer(200, b"well")
+    async def test(connections: PlainHttp, server: Server) -> None:
+        assert await connections.post("/generate", b"{}") == HttpAnswer(200, b"well")
+        assert await connections.post("/generate", b'{"a": 1}') == HttpAnswer(200, b"well")
         assert server.opened == 1
         assert server.requests[1].startswith(b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:")
         assert server.requests[1].endswith(b'Content-Type: application/json\r\nContent-Length: 8\r\n\r\n{"a": 1}')
@@ -81,9 +81,9 @@ def test_answers_are_read_whole_in_whatever_pieces_they_come(answer: bytes, piec
 
 
 def test_an_answer_may_end_with_its_connection() -> None:
-    async def test(connections: Connections, server: Server) -> None:
+    async def test(connections: PlainHttp, server: Server) -> None:
         for _ in range(2):
-            assert await connections.post("/", b"{}") == Answer(200, b"well")
+            assert await connections.post("/", b"{}") == HttpAnswer(200, b"well")
         assert server.opened == 2
 
     serve(test, UNTIL_THE_END, UNTIL_THE_END)
@@ -99,16 +99,16 @@ def test_an_answer_may_end_with_its_connection() -> None:
     ids=["it says so", "HTTP/1.0", "more than was announced"],
 )
 def test_a_connection_is_not_used_again_when_the_server_will_close_it(answer: bytes) -> None:
-    async def test(connections: Connections, server: Server) -> None:
-        assert await connections.post("/", b"{}") == Answer(503, b"x")
-        assert await connections.post("/", b"{}") == Answer(200, b"well")
+    async def test(connections: PlainHttp, server: Server) -> None:
+        assert await connections.post("/", b"{}") == HttpAnswer(503, b"x")
+        assert await connections.post("/", b"{}") == HttpAnswer(200, b"well")
         assert server.opened == 2
 
     serve(test, answer, PLAIN)
 
 
 def test_a_connection_that_was_idle_too_long_is_not_used_again() -> None:
-    async def test(connections: Connections, server: Server) -> None:
+    async def test(connections: PlainHttp, server: Server) -> None:
         for _ in range(2):
             await connections.post("/", b"{}")
         assert server.opened == 2
@@ -117,8 +117,8 @@ def test_a_connection_that_was_idle_too_long_is_not_used_again() -> None:
 
 
 def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
-    async def test(connections: Connections, server: Server) -> None:
-        assert await asyncio.gather(*(connections.post("/", b"{}") for _ in range(3))) == [Answer(200, b"well")] * 3
+    async def test(connections: PlainHttp, server: Server) -> None:
+        assert await asyncio.gather(*(connections.post("/", b"{}") for _ in range(3))) == [HttpAnswer(200, b"well")] * 3
         assert server.opened == 3
         await connections.post("/", b"{}")
         assert server.opened == 3
@@ -137,16 +137,16 @@ def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
     ids=["the end", "another protocol", "an endless head", "a chunk without a length"],
 )
 def test_an_answer_that_is_no_http_is_a_fault(answer: bytes) -> None:
-    async def test(connections: Connections, server: Server) -> None:
+    async def test(connections: PlainHttp, server: Server) -> None:
         with pytest.raises(ConnectionError):
             await connections.post("/", b"{}")
-        assert await connections.post("/", b"{}") == Answer(200, b"well")
+        assert await connections.post("/", b"{}") == HttpAnswer(200, b"well")
 
     serve(test, answer, PLAIN)
 
 
 def test_a_cancelled_request_closes_its_connection() -> None:
-    async def test(connections: Connections, server: Server) -> None:
+    async def test(connections: PlainHttp, server: Server) -> None:
         request = asyncio.ensure_future(connections.post("/", b"{}"))
         while not server.requests:
             await asyncio.sleep(0.001)
@@ -160,7 +160,7 @@ def test_a_cancelled_request_closes_its_connection() -> None:
 
 
 def test_closing_fails_the_requests_in_progress() -> None:
-    async def test(connections: Connections, server: Server) -> None:
+    async def test(connections: PlainHttp, server: Server) -> None:
         request = asyncio.ensure_future(connections.post("/", b"{}"))
         while not server.requests:
             await asyncio.sleep(0.001)

@@ -23,15 +23,15 @@ _KEEPS = re.compile(rb"\r\nconnection:[^\r]*\bkeep-alive\b", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9a-fA-F]+)[^\r\n]*\r\n")
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """The status of an answer, and its body."""
 
     status: int
     body: bytes
 
 
-class Connections:
-    """Connections to the server at `host` and `port`, which listens for HTTP. `authority` is the value of the header
+class PlainHttp:
+    """PlainHttp to the server at `host` and `port`, which listens for HTTP. `authority` is the value of the header
     Host.
 
     A connection that was idle for `keep_s` seconds is not used again. Opening one may take `connect_s` seconds.
@@ -47,7 +47,7 @@ class Connections:
         self._busy: set[_Connection] = set()
         self._closed = False
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> HttpAnswer:
         """Post JSON. If the call is cancelled, its connection is closed.
 
         Raises OSError or TimeoutError: the server cannot be reached, ends the connection, or sends no HTTP.
@@ -75,7 +75,7 @@ class Connections:
         self._idle.clear()
 
     def _take(self, now: float) -> _Connection | None:
-        """The connection that was used last; None if none is open. Connections that were idle too long are closed."""
+        """The connection that was used last; None if none is open. PlainHttp that were idle too long are closed."""
         while self._idle and self._idle[0][0] < now - self._keep_s:
             self._idle.popleft()[1].close()
         while self._idle:
@@ -98,7 +98,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_open = False
-        self.answer: asyncio.Future[Answer]
+        self.answer: asyncio.Future[HttpAnswer]
         self._waits = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -135,7 +135,7 @@ class _Connection(asyncio.Protocol):
         if not self._waits:
             return
         if error is None and self._reader is not None and self._reader.until_end:
-            self._end(Answer(self._reader.status, bytes(self._received)))
+            self._end(HttpAnswer(self._reader.status, bytes(self._received)))
         else:
             self._fail(error or ConnectionResetError("the server closed the connection before it had answered"))
 
@@ -143,7 +143,7 @@ class _Connection(asyncio.Protocol):
         """Close the connection. A request in progress fails."""
         self._fail(ConnectionAbortedError("the connection was closed"))
 
-    def _read(self) -> Answer | None:
+    def _read(self) -> HttpAnswer | None:
         """The answer, or None if it is not complete. Raises ValueError: it is not HTTP."""
         while self._reader is None:
             end = self._received.find(b"\r\n\r\n")
@@ -157,9 +157,9 @@ class _Connection(asyncio.Protocol):
             # An answer such as `100 Continue` comes before the real one.
             self._reader = reader if reader.status >= 200 else None
         body = self._reader.read(self._received)
-        return None if body is None else Answer(self._reader.status, body)
+        return None if body is None else HttpAnswer(self._reader.status, body)
 
-    def _end(self, answer: Answer) -> None:
+    def _end(self, answer: HttpAnswer) -> None:
         self._waits = False
         if self._reader is None or not self._reader.keeps or self._received:
             self.close()
