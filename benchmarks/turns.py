@@ -25,9 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def write_policy(folder: Path, tokenizer: Any) -> None:
     """Write a tiny model with the tokenizer's vocabulary."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -147,21 +147,22 @@ def actor(folder: Path, settings: Sequence[str], profile: Path | None = None) ->
 
 def thread_seconds(pid: int) -> dict[str, float]:
     """Processor seconds of the event loop's thread, and of all other threads by name."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for each in Path(f"/proc/{pid}/task").iterdir():
-        name = "event loop" if int(each.name) == pid else (each / "comm").read_text().strip()
-        found[name] += int((each / "schedstat").read_text().split()[0]) / 1e9
+        with suppress(OSError):  # The thread may have ended.
+            name = "event loop" if int(each.name) == pid else (each / "comm").read_text().strip()
+            found[name] += int((each / "schedstat").read_text().split()[0]) / 1e9
     return dict(found)
 
 
 def play(pid: int, client: ReplayClient, episodes: int) -> Round:
     """Wait until the actor has delivered that many episodes."""
-    begun, first, cpu, threads = time.perf_counter(), _delivered(client), cpu_seconds(pid), thread_seconds(pid)
+    first, begun, cpu_before, before = _delivered(client), time.perf_counter(), cpu_seconds(pid), thread_seconds(pid)
     while (done := _delivered(client) - first) < episodes:
         time.sleep(POLL_S)
-    seconds, cpu = time.perf_counter() - begun, cpu_seconds(pid) - cpu
-    spent = {name: each - threads.get(name, 0.0) for name, each in thread_seconds(pid).items()}
-    return Round(done * TURNS, cpu, spent, seconds)
+    seconds, cpu_s = time.perf_counter() - begun, cpu_seconds(pid) - cpu_before
+    threads_s = {name: each - before.get(name, 0.0) for name, each in thread_seconds(pid).items()}
+    return Round(done * TURNS, cpu_s, threads_s, seconds)
 
 
 def _delivered(client: ReplayClient) -> int:

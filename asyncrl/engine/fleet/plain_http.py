@@ -16,10 +16,11 @@ MOST_HEAD_BYTES = 1 << 16
 """The maximum number of bytes of an answer's status line and headers."""
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})[ \r]")
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*\bchunked[ \t]*\r\n", re.IGNORECASE)
-_CLOSES = re.compile(rb"\r\nconnection:[^\r]*\bclose\b", re.IGNORECASE)
-_KEEPS = re.compile(rb"\r\nconnection:[^\r]*\bkeep-alive\b", re.IGNORECASE)
+# These are searched in lower case, which is faster than a search that ignores case.
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n")
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*\bchunked[ \t]*\r\n")
+_CLOSES = re.compile(rb"\r\nconnection:[^\r]*\bclose\b")
+_KEEPS = re.compile(rb"\r\nconnection:[^\r]*\bkeep-alive\b")
 _CHUNK = re.compile(rb"([0-9a-fA-F]+)[^\r\n]*\r\n")
 
 
@@ -185,12 +186,13 @@ class _Reader:
         if status is None:
             raise ValueError(f"it begins with {head[:50]!r}")
         self.status = int(status[2])
-        self._chunks: list[bytes] | None = [] if _CHUNKED.search(head) else None
-        length = _LENGTH.search(head)
+        fields = head.lower()
+        self._chunks: list[bytes] | None = [] if _CHUNKED.search(fields) else None
+        length = _LENGTH.search(fields)
         self._length = 0 if self.status in (204, 304) else None if length is None else int(length[1])
         self.until_end = self._chunks is None and self._length is None
         self.keeps = (
-            not self.until_end and not _CLOSES.search(head) and (status[1] == b"1" or bool(_KEEPS.search(head)))
+            not self.until_end and not _CLOSES.search(fields) and (status[1] == b"1" or bool(_KEEPS.search(fields)))
         )
 
     def read(self, received: bytearray) -> bytes | None:

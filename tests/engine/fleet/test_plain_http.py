@@ -12,7 +12,7 @@ from asyncrl.engine.fleet.plain_http import MOST_HEAD_BYTES, HttpAnswer, PlainHt
 from asyncrl.engine.fleet.server import ServerFaultError
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwell"
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=1\r\nwel\r\n1\r\nl\r\n0\r\nX: y\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n3;x=1\r\nwel\r\n1\r\nl\r\n0\r\nX: y\r\n\r\n"
 CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN
 UNTIL_THE_END = b"HTTP/1.0 200 OK\r\n\r\nwell"
 END = b""
