@@ -196,8 +196,8 @@ ROWS = (
         "`replay.filter.score`",
         "reward",
         "`reward`, `seq_reward` and `seq_final_reward` become `reward`, which includes the penalty on long responses "
-        "but no KL. `acc` becomes `outcome`, and `score` the function's score `rule/NAME`, without that penalty. Another "
-        "key of the function's result becomes `rule/NAME/KEY`.",
+        "but no KL. `acc` becomes `outcome`, and `score` the function's score `rule/NAME`, without that penalty. "
+        "Another key of the function's result becomes `rule/NAME/KEY`.",
     ),
     none(
         FILTER,
