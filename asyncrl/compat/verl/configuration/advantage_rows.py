@@ -75,7 +75,7 @@ ROWS = (
         "`algorithm.advantage`",
         "gae",
         "The advantage of the same method. `gae` trains a critic and whitens advantages; `remax` also sets "
-        "`algorithm.greedy_sibling`. An estimator that asyncrl lacks becomes `grpo`, and the report names it.",
+        "`algorithm.greedy_sibling`. A start refuses an estimator that asyncrl lacks, and the report names it.",
         _advantage,
     ),
     used(
