@@ -147,7 +147,7 @@ def test_groups_may_be_compared_by_any_score_of_the_labels(tmp_path: Path, score
     ids = core.deliver(core.tickets(2))
     core.lease()
     for name, score in zip(ids, scores, strict=True):
-        core.put_labels(Labels(name, score > 0.5, 1.0, "test", extra={"rule/mine/style": score}))
+        core.put_labels(Labels(name, float(score > 0.5), 1.0, "test", extra={"rule/mine/style": score}))
     status = core.status()
     assert (status["depth_ready"], status.get("filtered/zero_variance", 0)) == ((1, 0) if kept else (0, 1))
 

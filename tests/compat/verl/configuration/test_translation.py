@@ -255,7 +255,7 @@ def test_interactions_become_simulated_users(tmp_path: Path) -> None:
     assert has(report, "the policy's last turn is scored too")
     load_interactions({"gsm8k": config.actor.interactions["gsm8k"]})
     _, report = loaded("multi_turn.yaml", tmp_path, [f"{turns}.interaction_config_path=nowhere.yaml"])
-    assert has(report, "interaction_config_path=nowhere.yaml: it cannot be read", "actor.interactions")
+    assert has(report, "interaction_config_path=nowhere.yaml: there is no such file")
 
 
 @pytest.mark.slow
