@@ -10,8 +10,8 @@ from typing import Any
 Setting = tuple[str, Any]
 """One of asyncrl's keys, with its value."""
 Translate = Callable[[Any], Iterator[Setting | str]]
-"""Gives settings, and a remark for each value that has no exact counterpart. It gets the configuration of the other
-trainer, whose values it reads by key."""
+"""A function that reads values of the other trainer's configuration by key. It yields settings, and a remark for each
+value that has no exact counterpart."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Row:
     - `here`: our keys; empty if there is no counterpart
     - `sentence`: the translation in words, or what to use instead
     - `translate`: makes our settings; None if another row's function reads these keys, or if this row makes no settings
-    - `defaults`: the values of the keys in that trainer
+    - `defaults`: that trainer's default values of the keys
     - `alias_of`: the newer name of this key; empty if its name is current
     """
 
@@ -72,7 +72,8 @@ def part(name: str, **params: Any) -> dict[str, Any]:
 def dotted(path: str, name: str) -> str:
     """The path by which asyncrl finds the object `name` of the file or module `path`.
 
-    It is dotted if Python finds the module in the working directory or in PYTHONPATH, otherwise FILE.py:NAME.
+    It is FILE.py:NAME if `path` is absolute, or if a folder or the file has a name that no module can have. Otherwise
+    it is dotted, and the file must be in the working directory or in PYTHONPATH.
     """
     if path.startswith("pkg://"):
         return f"{path.removeprefix('pkg://').replace('/', '.')}.{name}"

@@ -1,4 +1,4 @@
-"""verl's functions that make a batch of rows: from single rows, from groups of rows, and to groups of rows."""
+"""verl's functions that collate single rows, fold rows into groups, unfold groups into rows, and unite batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     """The batch whose rows are the elements of the first `batch_dims` dimensions, as far as all tensors share them.
     Nested tensors share only the first one, so with them rows stay rows.
 
-    Raises DataProtoError: the batch has no tensors. Raises ValueError: an array does not fit.
+    Raises DataProtoError: the batch has no tensors. Raises ValueError: an array cannot be reshaped to these rows.
     """
     require(data.batch is not None, "the batch has no tensors")
     shared = _shared_shape(list(data.batch.values()), batch_dims)

@@ -1,4 +1,4 @@
-"""Converts batches to TensorDicts and back, by the package tensordict, which is only needed for this."""
+"""Converts batches to TensorDicts and back. Only these functions need the package tensordict."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _package() -> Any:
 
 
 def to_tensordict(batch: TensorBatch | None, arrays: Mapping[str, Array], about: Mapping[str, Any], rows: int) -> Any:
-    """A TensorDict with the parts of a batch of B rows. Elements of arrays are a NonTensorStack, and each value of
-    `about` is a NonTensorData.
+    """A TensorDict with the parts of a batch of `rows` rows. An array becomes a NonTensorStack of its elements, and a
+    value of `about` becomes a NonTensorData.
 
     Raises DataProtoError: two parts have a field of the same name. Raises ConfigError: tensordict is not installed.
     """

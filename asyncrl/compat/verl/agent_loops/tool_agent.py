@@ -73,7 +73,8 @@ class AgentData:
 
 @register("tool_agent")
 class ToolAgentLoop(AgentLoopBase):
-    """Lets the policy and its tools take turns. A turn without calls ends the episode, or the simulated user answers.
+    """Lets the policy and its tools take turns. After a turn without calls the simulated user answers, if there is one.
+    Otherwise the episode ends.
 
     Each state has a method that returns the next state, so a subclass can replace one of them. `tools` are objects with
     the methods of verl's tools. Keys of `multi_turn` in the configuration limit turns, calls and results.
@@ -167,7 +168,7 @@ class ToolAgentLoop(AgentLoopBase):
         return AgentState.TERMINATED if agent_data.interaction is None else AgentState.INTERACTING
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
-        """Call the tools, all calls of the turn at once, and add their results to the tokens."""
+        """Run the turn's first `max_parallel_calls` calls concurrently, and add their results to the tokens."""
         calls = agent_data.tool_calls[: self.max_parallel_calls]
         with simple_timer("tool_calls", agent_data.metrics):
             results = await asyncio.gather(
@@ -221,7 +222,7 @@ class ToolAgentLoop(AgentLoopBase):
     ) -> tuple[Any, float | None, dict[str, Any]]:
         """The response of a tool, its reward and further data.
 
-        If the policy names no tool, it reads the reason. If a tool raises an exception, the episode fails.
+        If there is no tool of that name, the policy reads an error. If a tool raises an exception, the episode fails.
         """
         tools = self.tools if agent_data._active_tools is None else agent_data._active_tools
         tool = tools.get(tool_call.name)
@@ -259,7 +260,7 @@ class ToolAgentLoop(AgentLoopBase):
         return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
 
     def _user(self, kwargs: Mapping[str, Any]) -> Any:
-        """The simulated user of a row, if the loops have users. Raises RefusedError: the row names no known user."""
+        """The user that a row names; None if no users are configured. Raises RefusedError: the name is unknown."""
         if not self.interactions:
             return None
         name = kwargs.get("name")
