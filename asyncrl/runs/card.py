@@ -310,8 +310,8 @@ def _last(path: str) -> str:
 
 
 def _tools(model: TrainedModel) -> list[str]:
-    """The tools that the policy could call. A file of tools stands for all tools in it. Agents and environments bring
-    their own, which the configuration does not list."""
+    """The tools that the policy could call. A file of tools is named instead of its tools. Agents and environments
+    bring their own, which the configuration does not list."""
     values = model.values
     if values["actor.agent"] == VERL:
         turns: Any = values["actor.agent_options"]

@@ -62,7 +62,7 @@ EPISODES: dict[str, tuple[Any, ...]] = {
     "no call": ("tools", ["it is 15"]),
     "a call": ("tools", ["hm " + call("15"), "it is 15"]),
     "two calls": ("tools", [call("1") + "\n" + call("5"), call("again"), "it is 15"]),
-    "a row without the tool": ("tools", [call("1"), "it is 15"], {"tool_selection": ["another"]}),
+    "a row without the tool": ("tools", ["it is 15"], {"tool_selection": ["another"]}),
     "a row that selects the tool": ("tools", [call("1"), "it is 15"], {"tool_selection": ["echo", "another"]}),
     "a call that is cut": ("tools", [call("1"), Cut("<tool_call>\n{")]),
 }
