@@ -1,6 +1,6 @@
 """Translates a configuration of another trainer with a table of rows, and reports the differences.
 
-`asyncrl from-verl` and `asyncrl from-trl` share this report and the form of the experiment file.
+`asyncrl from-verl` and `asyncrl from-trl` use it, so their reports and experiment files have the same form.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Translated:
     - `trainer`: the name of the other trainer
     - `settings`: our keys with their values
     - `differs`: lines about values that could not be copied exactly
-    - `without`: lines about keys without a counterpart
+    - `without`: lines about keys without a counterpart, except those in `off`
     - `unknown`: lines about keys that the table does not know
     - `off`: keys that have no counterpart and need none, since their value turns a feature off
     """
@@ -78,7 +78,7 @@ class Table:
     version: str
 
     def settings(self, source: OtherConfig) -> Iterator[Setting | str]:
-        """The settings of all rows, and remarks on values that could not be copied."""
+        """Yield the settings of all rows, and remarks on values that cannot be copied exactly."""
         for row in self.rows:
             try:
                 yield from row.translate(source) if row.translate else ()
@@ -89,7 +89,8 @@ class Table:
     def translated(
         self, source: OtherConfig, given: Sequence[str], settings: Mapping[str, Any], differs: Sequence[str]
     ) -> Translated:
-        """The result for the `given` keys, with the settings in the order of our own keys."""
+        """Make the result: `settings` in the order of asyncrl's keys, `differs`, and lines about the `given` keys that
+        have no counterpart or are unknown."""
         without, off = self._without(source, given)
         names = [each.removesuffix(".*") for row in self.rows for each in row.there]
         unknown = [

@@ -45,7 +45,7 @@ def same(there: str, here: str, default: Any, sentence: str = "The same value.")
 
 
 def made(there: str, here: str, default: Any, sentence: str, translate: Translate) -> Row:
-    """A row whose settings a function makes, maybe from several keys."""
+    """A row whose settings `translate` makes. It may also read keys of other rows."""
     return Row((there,), here, sentence, translate, {there: default})
 
 
@@ -55,7 +55,7 @@ def used(there: str, here: str, default: Any, sentence: str) -> Row:
 
 
 def none(section: str, names: str, sentence: str) -> Row:
-    """A row for keys of a section that have no counterpart. `names` are separated by spaces."""
+    """A row for keys without a counterpart: the `names`, separated by spaces, of a section (empty: no section)."""
     return Row(tuple(f"{section}.{name}" if section else name for name in names.split()), "", sentence)
 
 

@@ -19,11 +19,11 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
         "params": {"pattern": f"(?s){THOUGHTS}", "thoughts": True},
     },
 }
-"""The rule of asyncrl for each reward function that TRL ships."""
+"""Maps reward functions that TRL ships to rules of asyncrl."""
 OVERLONG = "get_soft_overlong_punishment"
 MODEL = "reward_model_name_or_path"
 PLACEHOLDER = "MODULE.FUNCTION"
-"""The value of `scoring.rule` if no rule is known. A run refuses it, and does not use the default rule instead."""
+"""The value of `scoring.rule` if no rule is known. A run refuses it. Without it, a run would use the default rule."""
 
 
 def functions(source: TrlConfig) -> list[Any]:
@@ -33,7 +33,8 @@ def functions(source: TrlConfig) -> list[Any]:
 
 
 def rule_name(given: Any) -> str:
-    """The name under which the function reports its score. A function that cannot be read has its source text."""
+    """The name under which the function reports its score. A function that cannot be read is named by its source
+    text."""
     if isinstance(given, Unread):
         return given.text
     return str(given.path if isinstance(given, Named) else given).rpartition(".")[2]
@@ -109,7 +110,7 @@ def _environment(source: TrlConfig) -> Iterator[Setting | str]:
 
 def _turns(source: TrlConfig) -> Iterator[Setting | str]:
     if source["max_tool_calling_iterations"] is not None:
-        # The last turn answers, after that many turns with calls.
+        # One more turn, since the policy answers after the last turn with calls.
         yield "actor.max_turns", source["max_tool_calling_iterations"] + 1
 
 
@@ -141,7 +142,7 @@ ROWS: tuple[Row, ...] = (
         "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
         "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`. "
         "The report names each function without a name. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
-        "which a run refuses. The rewards of a model or an environment alone use the rule `environment`.",
+        "which a run refuses. If only a model or an environment gives rewards, the rule is `environment`.",
         _rules,
     ),
     used("reward_weights", "`scoring.rule`", None, "The `weight` of each function; null means 1."),

@@ -33,7 +33,7 @@ TRAINER = (
     "optimizers",
     "peft_config",
 )
-"""The arguments of GRPOTrainer that scripts give by position."""
+"""The first arguments of GRPOTrainer, in order, since a script may give them by position."""
 LORA = {
     "r": "lora_r",
     "lora_alpha": "lora_alpha",
@@ -163,7 +163,8 @@ def _adapters(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_import(script: Script, file: Path, given: Mapping[str, Any]) -> Iterator[str]:
-    """A remark if a run that imports the script's functions would start its training, or need packages of TRL."""
+    """Yield a remark if a run must import the script to find its functions, and the import would start the script's
+    training or need packages of TRL."""
     named = [value for key, value in given.items() if key != "tools"]  # A run imports no plain functions as tools.
     values = [each for value in named for each in (value if isinstance(value, list) else [value])]
     here = sorted({each.path for each in values if isinstance(each, Named) and each.defined_here})
@@ -172,6 +173,6 @@ def _to_import(script: Script, file: Path, given: Mapping[str, Any]) -> Iterator
     if here and effects:
         yield (
             f"{', '.join(here)}: importing {file.name} would {' and '.join(effects)}: move "
-            f"{'it into a file of its' if len(here) == 1 else 'them into a file of their'} own, such as "
+            f"{'this definition' if len(here) == 1 else 'these definitions'} into another file, such as "
             f"my_{file.name}, and write this module's name in the experiment file"
         )

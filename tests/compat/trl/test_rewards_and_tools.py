@@ -60,7 +60,7 @@ def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out(
     both = translate({"environment_factory": Named("games.Maze"), "reward_funcs": [Named("my.score")]}).settings
     assert (both["scoring.rule"], both["scoring.shaping.environment_weight"]) == ("my.score", 1.0)
     _, report = translated(None, ["model=m", "dataset_name=d", "reward_funcs=org/reward-model"], None)
-    assert not has(report, "Fix before a start")
+    assert not has(report, "Fix before you start a run")
     assert has(report, "the reward is the model's")
 
 
@@ -78,7 +78,7 @@ def test_a_script_without_tools_gets_no_calculator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "foot", "effects"),
     [
-        ("import trl.rewards\nfrom peft import LoraConfig", "", "would need peft, trl: move it into a file of its own"),
+        ("import trl.rewards\nfrom peft import LoraConfig", "", "would need peft, trl: move this definition"),
         ("", "trainer.train()", "would start its training: move"),
         ("import datasets", "trainer.train()", "would start its training and need datasets: move"),
     ],

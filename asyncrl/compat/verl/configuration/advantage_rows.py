@@ -42,7 +42,7 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
         case _ if name in PLAIN:
             yield "algorithm.advantage", part(PLAIN[name])
         case _:
-            # A start refuses the name: another advantage in its place would be another algorithm.
+            # A run refuses this name. A default in its place would train with another algorithm.
             yield "algorithm.advantage", part(name)
             yield (
                 f"{ESTIMATOR}={name}: asyncrl has no advantage of this name (docs/algorithms.md lists all; one of your "
@@ -75,7 +75,7 @@ ROWS = (
         "`algorithm.advantage`",
         "gae",
         "The advantage of the same method. `gae` trains a critic and whitens advantages; `remax` also sets "
-        "`algorithm.greedy_sibling`. A start refuses an estimator that asyncrl lacks, and the report names it.",
+        "`algorithm.greedy_sibling`. The name of an estimator that asyncrl lacks is kept, so that a run refuses it.",
         _advantage,
     ),
     used(
@@ -95,5 +95,10 @@ ROWS = (
         "algorithm.gamma", "`algorithm.advantage`", 1.0, "`gamma` of `gae`, `reinforce_pp` or `optimal_token_baseline`."
     ),
     used("algorithm.lam", "`algorithm.advantage`", 1.0, "`lam` of `gae`."),
-    used("algorithm.norm_adv_by_std_in_grpo", "`algorithm.advantage`", True, "`normalise_std` of `grpo`."),
+    used(
+        "algorithm.norm_adv_by_std_in_grpo",
+        "`algorithm.advantage`",
+        True,
+        "`normalise_std` of `grpo` and `grpo_passk`.",
+    ),
 )

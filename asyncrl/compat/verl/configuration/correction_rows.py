@@ -14,15 +14,16 @@ CORRECTION = "algorithm.rollout_correction"
 BY_SEQUENCE = ("gspo", "geo_mean")
 """Losses with one ratio per sequence."""
 OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
-"""Values of `rollout_rs` in verl 0.6, each with our parameter `over`."""
+"""Maps each value of `rollout_rs` in verl 0.6 to the value of our parameter `over`."""
 FILTER = "algorithm.filter_groups"
 MANAGER = "reward.reward_manager"
 OF_GROUPS = ("batch", "gdpo", "rate_limited")
-"""verl's managers that have no counterpart among the rules, and so judge whole groups."""
+"""verl's managers that no rule of asyncrl replaces. They judge whole groups."""
 OF_FUNCTION = ("acc", "score")
-"""Metrics by which verl filters groups, without the penalty on long responses."""
+"""Metrics by which verl filters groups. They leave out the penalty on long responses."""
 OF_BATCH = ("reward", "seq_reward", "seq_final_reward")
-"""Metrics by which verl filters groups, with that penalty. The last two are of earlier releases."""
+"""Metrics by which verl filters groups. They include the penalty on long responses. The last two are of earlier
+releases."""
 
 
 def bounds(threshold: Any) -> tuple[float | None, float]:
@@ -58,8 +59,8 @@ def _correction(source: VerlConfig) -> Iterator[Setting | str]:
     dropping = [*_rejections(source), *_vetoes(source)]
     if dropping and bypass:
         yield (
-            f"{CORRECTION}.bypass_mode=true: rejections are left out, because the proximal policy that they compare "
-            "with the behaviour policy is the same here; set algorithm.proximal=recompute to keep them"
+            f"{CORRECTION}.bypass_mode=true: rejections are left out. They compare the proximal with the behaviour "
+            "policy, and in this mode the two are the same; set algorithm.proximal=recompute to keep them"
         )
         dropping = []
     yield "algorithm.correction", [*weights, *dropping]

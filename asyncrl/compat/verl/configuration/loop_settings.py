@@ -17,7 +17,7 @@ TURNS = f"{ROLLOUT}.multi_turn"
 AGENT = f"{ROLLOUT}.agent"
 LOOP = f"{AGENT}.default_agent_loop"
 OWN_LOOPS = ("single_turn_agent", "tool_agent")
-"""The loops of verl that play as asyncrl does without an agent."""
+"""verl's agent loops that need no agent here: asyncrl itself plays their episodes."""
 OF_LOOPS = (
     "format",
     "function_tool_path",
@@ -30,7 +30,7 @@ OF_LOOPS = (
 
 
 def loop_options(source: VerlConfig) -> dict[str, Any]:
-    """The options of `actor.agent=verl`; none if asyncrl plays the episodes as verl's own loops do."""
+    """The options of `actor.agent=verl`. Empty if the configuration uses only OWN_LOOPS."""
     default, path = source[LOOP], source[f"{AGENT}.agent_loop_config_path"]
     if not path and default in OWN_LOOPS:
         return {}

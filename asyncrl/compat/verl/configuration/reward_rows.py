@@ -150,7 +150,7 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
     longest = source[f"{KWARGS}.max_resp_len"] if source.says(f"{KWARGS}.max_resp_len") else source[RESPONSE]
     buffer, weight = source[f"{BUFFER}.len"], source[f"{BUFFER}.penalty_factor"]
     if source[f"{FILTER}.metric"] in OF_FUNCTION:
-        # The filter compares groups before the learner adds this penalty.
+        # These metrics leave the penalty out. The learner adds this one after the replay has filtered the groups.
         yield "algorithm.reward", [part("overlong", max_length=longest, buffer=buffer, weight=weight)]
     else:
         yield "scoring.shaping.overlong_penalty", weight
@@ -300,8 +300,8 @@ ROWS = (
     none(
         "reward.sandbox_fusion",
         "url max_concurrent memory_limit_mb",
-        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. For a server, set it to `http`, and set "
-        "`actor.sandbox.url`.",
+        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. For a server, set this key to `http`, "
+        "and set `actor.sandbox.url`.",
     ),
     used("reward.num_workers", "`scoring.rule_processes`", 8, "Only with `remote`."),
     *(

@@ -26,7 +26,8 @@ ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 OFF = {"enforce_eager": "--disable-cuda-graph", "enable_prefix_caching": "--disable-radix-cache"}
-"""Keys that turn a feature of SGLang off. One of them does so if it is true."""
+"""Maps keys of verl to options that turn a feature of SGLang off. `enforce_eager` does so if it is true, the other key
+if it is false."""
 OPTIONS = {
     "max_num_seqs": "--max-running-requests",
     "max_model_len": "--context-length",
@@ -34,7 +35,7 @@ OPTIONS = {
     "scheduling_policy": "--schedule-policy",
 }
 SHIPPED = {"max_num_seqs": 256, "max_model_len": None, "expert_parallel_size": 1, "scheduling_policy": "fcfs"}
-"""verl's defaults, which leave the choice to SGLang here."""
+"""verl's defaults for the keys of OPTIONS. A key with its default makes no option, so that SGLang chooses."""
 OF_VERL = ("custom_weight_loader",)
 """Options that only verl's own servers know."""
 UNBOUNDED_TURNS = 64
@@ -83,7 +84,7 @@ def _arguments(source: VerlConfig) -> Iterator[Setting | str]:
     for name, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
         flag = f"--{name.replace('_', '-')}"
         if "." in name or name in OF_VERL or value is False or isinstance(value, Mapping):
-            yield f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out; add an option of SGLang to engine.server.arguments"
+            yield f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out; engine.server.arguments takes options of SGLang"
         elif value is not None:
             given = [] if value is True else value if isinstance(value, list) else [value]
             words += [flag, *map(str, given)]
@@ -230,7 +231,12 @@ ROWS = (
         f"{ROLLOUT}.enable_prefix_caching", "`engine.server.arguments`", True, "False becomes `--disable-radix-cache`."
     ),
     *(
-        used(f"{ROLLOUT}.{name}", "`engine.server.arguments`", SHIPPED[name], f"`{flag}`, if it is not verl's default.")
+        used(
+            f"{ROLLOUT}.{name}",
+            "`engine.server.arguments`",
+            SHIPPED[name],
+            f"Becomes `{flag}`, unless it is verl's default.",
+        )
         for name, flag in OPTIONS.items()
     ),
     Row(
@@ -255,7 +261,7 @@ ROWS = (
         f"{TURNS}.max_assistant_turns",
         "`actor.max_turns`",
         None,
-        f"It is {UNBOUNDED_TURNS} if no number of turns is given.",
+        f"The same value. If no number of turns is given, {UNBOUNDED_TURNS}.",
     ),
     used(
         f"{TURNS}.max_user_turns",
@@ -281,7 +287,12 @@ ROWS = (
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
     *(
-        used(f"{TURNS}.{name}", "`actor.agent_options`", None, f"Only agent loops of yours read it. Else: {without}")
+        used(
+            f"{TURNS}.{name}",
+            "`actor.agent_options`",
+            None,
+            f"Only agent loops of yours read it. In all other episodes, {without}",
+        )
         for name, without in WITHOUT_LOOPS.items()
     ),
     used(
@@ -318,7 +329,7 @@ ROWS = (
     none(
         ROLLOUT,
         "mode do_sample ignore_eos over_sample_rate",
-        "Episodes always run asynchronously, are sampled, and end with the model's end-of-turn token. "
+        "Episodes always run asynchronously. Turns are sampled, and end with the model's end-of-turn token. "
         "`replay.oversample` starts more episodes than a batch needs.",
     ),
     none(
@@ -338,20 +349,20 @@ ROWS = (
         LOOP,
         "`actor.agent`, `actor.agent_options`",
         "single_turn_agent",
-        "`actor.agent=verl`, if the loop is yours. The loops `single_turn_agent` and `tool_agent` become no agent: "
-        "asyncrl plays these episodes itself.",
+        "`actor.agent=verl`, if the loop is yours. `single_turn_agent` and `tool_agent` set no agent: asyncrl "
+        "plays these episodes itself.",
     ),
     used(
         f"{AGENT}.agent_loop_config_path",
         "`actor.agent`, `actor.agent_options`",
         None,
-        "`actor.agent=verl`, with the file as it is. The keys of `multi_turn` go with it.",
+        "`actor.agent=verl`. The agent gets the unchanged file, and the keys of `multi_turn` that agent loops read.",
     ),
     none(ROLLOUT, "agent.*", "The loops run in the actors."),
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",
-        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` choose another one.",
+        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` can choose another one.",
     ),
     none(
         ROLLOUT,

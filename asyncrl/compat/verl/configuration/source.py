@@ -33,8 +33,8 @@ NOT_SET = "the environment does not set this variable"
 class VerlConfig:
     """The values of a configuration of verl, with verl's defaults.
 
-    - `values`: the value of every key, also of keys with a default
-    - `given`: the keys that the file and the words set
+    - `values`: the value of every key: the given value, or verl's default
+    - `given`: the keys that the file or a word KEY=VALUE sets
     - `remarks`: a line for each value that cannot be read
 
     Raises ConfigError: a section is a list, or there are more than MAX_VALUES values.
@@ -62,7 +62,7 @@ class VerlConfig:
         return key in self.given and self.values[key] is not None
 
     def below(self, section: str) -> dict[str, Any]:
-        """The given keys below a section, without the section's name."""
+        """Map each given key of a section, without the section's name, to its value."""
         prefix = f"{section}."
         return {key.removeprefix(prefix): self.values[key] for key in self.given if key.startswith(prefix)}
 
@@ -76,7 +76,7 @@ class VerlConfig:
             except (ValueError, RecursionError, yaml.YAMLError) as error:
                 remark = f"{key}: its value cannot be read ({error}), and is left out: give {key}=VALUE"
                 if str(default).startswith(HOME):
-                    # The user has a path of their own. A run must not start with a path of verl's authors instead.
+                    # The user has given a path. A run must not start with a path of verl's authors instead.
                     self._defaults[key] = default = None
                 self.remarks.append(remark if default is None else f"{remark}, or verl's default {default} counts")
                 continue
@@ -110,8 +110,8 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
 def read_noting(
     file: Path | None, words: Sequence[str], environment: Mapping[str, str], named: NamedConfig = NOT_NAMED
 ) -> tuple[Section, list[str]]:
-    """The configuration as `read_verl` reads it, and lines about what is missing: one for each file that it names and
-    that is not found, and one for each command of a script that may have been read wrongly.
+    """The configuration as `read_verl` reads it, and lines about what may be missing from it: one for each file that it
+    names but that does not exist, and one for each command of a script that may have been read wrongly.
 
     `named` has Hydra's options of the command line, which replace those of a script.
     """
@@ -188,7 +188,7 @@ def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:
 
 
 def _names(node: Mapping[Any, Any], prefix: str) -> Iterator[str]:
-    """The keys that a configuration gives, without sections."""
+    """The dotted keys of all values in a configuration."""
     for name, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from _names(value, f"{prefix}{name}.")

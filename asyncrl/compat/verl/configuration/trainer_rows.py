@@ -14,7 +14,7 @@ EPOCHS = "trainer.total_epochs"
 NAME = "trainer.experiment_name"
 DIR = "trainer.default_local_dir"
 MOST_KEPT = 512
-"""The largest value of observe.keep_evaluated."""
+"""The largest value that observe.keep_evaluated may have."""
 LOGGERS = ("console", "wandb", "tensorboard", "trackio")
 
 
@@ -106,7 +106,7 @@ ROWS = (
         STEPS,
         "`learner.steps`, `learner.epochs`",
         None,
-        "Both count steps of `train_batch_size` prompts.",
+        "A step trains on `train_batch_size` prompts, as in verl.",
         _length,
     ),
     used(EPOCHS, "`learner.epochs`", 30, "Used if `total_training_steps` is null."),
@@ -174,7 +174,7 @@ ROWS = (
         "trainer.rollout_data_dir",
         "`replay.retention`",
         None,
-        "Given, it becomes `all`: the store keeps every episode, and `asyncrl inspect export` writes them as Parquet.",
+        "If it is set, `all`: the store keeps every episode, and `asyncrl inspect export` writes them as Parquet.",
         _kept,
     ),
     used("trainer.validation_data_dir", "`replay.retention`", None, "As `rollout_data_dir`."),

@@ -39,7 +39,7 @@ def loaded(name: str, tmp_path: Path, words: Sequence[str] = ()) -> tuple[TrainC
 
 def takes(report: Sequence[str]) -> bool:
     """True if the translation has nothing that asyncrl refuses: `translated` reads it to find that out."""
-    return not has(report, "Fix before a start")
+    return not has(report, "Fix before you start a run")
 
 
 def from_words(*words: str) -> Translated:
@@ -389,7 +389,7 @@ def test_an_advantage_that_asyncrl_does_not_have_is_refused_and_not_replaced_by_
     words = ["algorithm.adv_estimator=grpoo", "actor_rollout_ref.actor.loss_agg_mode=token-mean"]
     assert has(from_words(*words).differs, "algorithm.adv_estimator=grpoo", "no advantage of this name")
     report = translated(None, words, None)[1]
-    assert any("did you mean grpo?" in line for line in report[report.index("Fix before a start:") :])
+    assert any("did you mean grpo?" in line for line in report[report.index("Fix before you start a run:") :])
 
 
 def test_a_value_of_a_wrong_kind_is_named_and_the_rest_is_translated() -> None:
@@ -590,7 +590,7 @@ def test_a_path_that_only_the_running_script_knows_must_be_set_before_a_start(tm
     text, report = translated(script, [], None)
     assert "~/" not in text
     assert "deepseek" not in text
-    fixes = report[report.index("Fix before a start:") :]
+    fixes = report[report.index("Fix before you start a run:") :]
     for key in ("data.train", "model.path"):
         assert any(line.strip().startswith(f"{key}: set it") for line in fixes)
     assert has(report, "data.train_files: its value cannot be read", "$TRAIN")
