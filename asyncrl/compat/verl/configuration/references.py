@@ -28,7 +28,7 @@ MAX_STEPS = 50
 
 @dataclass(frozen=True)
 class UnknownValue:
-    """A value that has an unknown part. `text` is the expression as it is written, and `reason` says what is unknown."""
+    """A value that has an unknown part. `text` is how it is written, and `reason` says what is unknown."""
 
     text: str
     reason: str
