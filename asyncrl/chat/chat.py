@@ -41,8 +41,8 @@ NO_FORMAT = (
     f"actor.tool_call_format to one of {', '.join(FORMATS)}"
 )
 CACHED_SUFFIXES = 8192
-"""The number of suffixes that are cached. To render one takes as long as all other work of a turn, and the results of
-tools such as a calculator repeat often."""
+"""The number of suffixes that are cached. To render one takes half as long as all other work of a turn, and the results
+of tools such as a calculator repeat often."""
 _NUMBERS_IMAGES = (
     "the model's chat template shows an image in a way that depends on earlier images, such as by its number, but each "
     "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
