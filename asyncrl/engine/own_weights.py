@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ class OwnWeights:
     `WeightFormat`. With `largest_integer` the matrices of the layers are rounded at construction and with each update:
     see `as_integers`. As in most quantized servers, embeddings, the output layer and routers are not rounded.
 
+    With `in_place` the tensors keep their memory, and updates are copied into it.
+
     Raises ConfigError: transformers cannot convert the weights.
     """
 
-    def __init__(self, model: Any, largest_integer: int | None = None) -> None:
+    def __init__(self, model: Any, largest_integer: int | None = None, in_place: bool = False) -> None:
         self._tensors = model_tensors(model)
+        self._in_place = in_place
+        self._device: torch.device = model.device
         self._largest_integer = largest_integer
         self._matrices = _matrices(model) & self._tensors.keys() if largest_integer else set()
         self.load(self._rounded({name: self._tensors[name].data for name in self._matrices}))
@@ -48,6 +53,10 @@ class OwnWeights:
                 raise WeightsError(
                     f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; the model has {shape}"
                 )
+        with _own_stream(self._device):
+            return self._staged(tensors)
+
+    def _staged(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         own = self._format.restore(tensors)
         for name, tensor in self._tensors.items():
             if own[name].is_floating_point() != tensor.is_floating_point():
@@ -56,8 +65,14 @@ class OwnWeights:
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Replace the model's own tensors by `staged`, without a copy. Returns the replaced tensors."""
+        """Replace the model's own tensors by `staged`, without a copy if they need not keep their memory. Returns the
+        replaced tensors."""
         replaced = {name: self._tensors[name].data for name in staged}
+        if self._in_place and staged:
+            own = list(replaced.values())
+            kept = [each.clone() for each in own]
+            torch._foreach_copy_(own, list(staged.values()))
+            return dict(zip(replaced, kept, strict=True))
         for name, tensor in staged.items():
             self._tensors[name].data = tensor
         return replaced
@@ -66,6 +81,19 @@ class OwnWeights:
         if self._largest_integer is None:
             return matrices
         return {name: as_integers(matrix, self._largest_integer) for name, matrix in matrices.items()}
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU, work in a stream of its own, so that forward passes need not wait for this work."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.default_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def as_integers(matrix: torch.Tensor, largest: int) -> torch.Tensor:

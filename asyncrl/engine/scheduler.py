@@ -9,6 +9,7 @@ Invariants:
   their prompt, and all tasks share the text of the tools.
 - If the next pass computes, for an older request, at least half of the tokens that a sequence lacks, the sequence waits
   and then copies them.
+- A sequence that decodes on the device (see engine/graphed/passes.py) gets no chunks until its request is done.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the remaining sequences, oldest
   request first. So a prompt of any length slows other sequences by a bounded amount.
 - After `forget` no earlier key or value is used. With `keep`, the session that owns them still uses them, but no other
@@ -79,6 +80,7 @@ class Slot:
     - `experts`, if the engine records them: a row uint8[W] for each token, with its experts when it was first computed.
       So a token that is computed again keeps the experts with which it was sampled.
     - `is_mixed`: true if the slot has keys and values of an older version, which other sessions must not copy
+    - `is_decoding`: true if the device computes the sampled tokens of the request without a plan
     """
 
     index: int
@@ -87,6 +89,7 @@ class Slot:
     cached: int = 0
     experts: list[NDArray[np.uint8]] = field(default_factory=list)
     is_mixed: bool = False
+    is_decoding: bool = False
 
 
 class SlotChunk(NamedTuple):
@@ -136,6 +139,8 @@ class Scheduler:
         longer: list[tuple[Slot, SlotChunk]] = []
         budget = self._prefill_tokens
         for slot in self._running.values():
+            if slot.is_decoding:
+                continue
             if budget and len(slot.tokens) - slot.cached > 1:
                 self._share(slot)
                 if any(not other.is_mixed and _shares_half(slot, other, chunk.end) for other, chunk in longer):
@@ -207,7 +212,7 @@ class Scheduler:
                 slot.is_mixed = slot.cached > 0
             return {slot.index for slot in kept}
         for slot in self._running.values():
-            slot.cached = 0
+            slot.cached, slot.is_decoding = 0, False
         while self._idle:
             self._evict()
         return set()
@@ -238,7 +243,7 @@ class Scheduler:
         # At least one token must be computed, to get the distribution of the next token.
         prompt = request.prompt.tolist()
         shared = _common_prefix(slot.tokens, prompt, min(slot.cached, len(prompt) - 1))
-        slot.request, slot.tokens, slot.cached = request, prompt, shared
+        slot.request, slot.tokens, slot.cached, slot.is_decoding = request, prompt, shared, False
         slot.is_mixed &= shared > 0
         del slot.experts[shared:]
         return slot

@@ -1,0 +1,10 @@
+"""Forward passes of fixed shapes for the embedded engine on a GPU, which replays them as CUDA graphs.
+
+A pass of the engine's usual kind launches more than a thousand kernels one by one, and then waits for the sampled
+tokens. Here a pass is one launch. It takes its inputs from tensors that never move, samples on the device, and the next
+pass starts before the host has read the tokens of this one.
+
+Files in reading order: inputs.py (the inputs of a pass), static_pass.py (the pass as a function over static tensors),
+attention.py and kernel.py (attention over the slots of the cache), capture.py (CUDA graphs), and passes.py, which has
+the methods of `engine.passes.Passes`. All but kernel.py and capture.py also run on a CPU, in tests.
+"""
