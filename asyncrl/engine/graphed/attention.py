@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from asyncrl.engine.cache import SlotCache
 from asyncrl.engine.graphed.inputs import PassInputs
@@ -42,9 +43,11 @@ def attend_over_slots(query: Tensor, keys: Tensor, values: Tensor, inputs: PassI
     """
     count, heads, dim = query.shape
     hidden = torch.arange(keys.shape[2], device=keys.device) > inputs.positions[:, None]
-    # A masked value still enters a product with weight 0, and the product with nan is nan.
-    seen = values[inputs.slots].masked_fill(hidden[:, None, :, None], 0)
+    # A masked key or value still enters a product, and the product of 0 and nan is nan.
+    seen_keys, seen_values = (
+        each[inputs.slots].masked_fill(hidden[:, None, :, None], 0).contiguous() for each in (keys, values)
+    )
     folded = query.reshape(count, keys.shape[1], -1, dim)
-    scores = torch.einsum("nhgd,nhld->nhgl", folded.float(), keys[inputs.slots].float()) * scale
-    weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
-    return torch.einsum("nhgl,nhld->nhgd", weights, seen.float()).reshape(count, heads, dim).to(query.dtype)
+    mask = ~hidden[:, None, None]
+    output = scaled_dot_product_attention(folded, seen_keys, seen_values, attn_mask=mask, scale=scale)
+    return output.reshape(count, heads, dim)

@@ -26,11 +26,13 @@ SMALLEST = 8
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The numbers of packed tokens, of tiles and of sampled rows for which a pass has room."""
+    """The numbers of packed tokens, of tiles and of sampled rows for which a pass has room. A tile has at most
+    `tile_tokens` tokens."""
 
     tokens: int
     tiles: int
     rows: int
+    tile_tokens: int
 
     @property
     def sections(self) -> list[int]:
@@ -43,22 +45,27 @@ class PassShape:
         return sum(self.sections)
 
 
-def pass_shapes(largest: int, slots: int, rows: int, tile: int) -> list[PassShape]:
+def pass_shapes(largest: int, slots: int, rows: int, tile_tokens: tuple[int, int]) -> list[PassShape]:
     """The shapes of all passes of at most `largest` tokens in `slots` slots, the smallest first.
 
-    A pass samples at most `rows` rows. A tile has at most `tile` tokens.
+    A pass samples at most `rows` rows. A tile has at most `tile_tokens` tokens: the first number where most tokens of
+    the pass decode, and the second where most belong to prompts.
     """
     sizes, size = [largest], SMALLEST
     while size < largest:
         # From 64 tokens on, padding takes at most a third of a pass.
         sizes += [size, size * 3 // 2] if size >= 64 and size * 3 // 2 < largest else [size]
         size *= 2
-    return [PassShape(each, min(each, slots + each // tile + 1), min(each, rows)) for each in sorted(sizes)]
+    shapes = []
+    for tokens in sorted(sizes):
+        tile = tile_tokens[tokens > 2 * slots]
+        shapes.append(PassShape(tokens, min(tokens, slots + tokens // tile + 1), min(tokens, rows), tile))
+    return shapes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassInputs:
-    """The parts of a buffer int64, as views of a tensor or of an array.
+    """The parts of a buffer int64 for a pass of `shape`, as views of a tensor or of an array.
 
     - `ids`, `slots` and `positions` [tokens]: the token, or `LATEST`; its slot; its position in the slot
     - `firsts` and `counts` [tiles]: a tile's first packed token, and its number of tokens (0: padding)
@@ -67,6 +74,7 @@ class PassInputs:
     - `noise` and `temperatures` [rows]: a random number in (0, 1) and the temperature, as the bits of a float64
     """
 
+    shape: PassShape
     ids: Any
     slots: Any
     positions: Any
@@ -81,14 +89,14 @@ class PassInputs:
     def of_tensor(cls, buffer: torch.Tensor, shape: PassShape) -> PassInputs:
         """View the beginning of `buffer`. Floating-point parts become float64."""
         *integers, noise, temperatures = buffer[: shape.numbers].split(shape.sections)
-        return cls(*integers, noise.view(torch.float64), temperatures.view(torch.float64))
+        return cls(shape, *integers, noise.view(torch.float64), temperatures.view(torch.float64))
 
     @classmethod
     def of_array(cls, buffer: NDArray[np.int64], shape: PassShape) -> PassInputs:
         """The same for an array."""
         bounds = np.cumsum(shape.sections)[:-1]
         *integers, noise, temperatures = np.split(buffer[: shape.numbers], bounds)
-        return cls(*integers, noise.view(np.float64), temperatures.view(np.float64))
+        return cls(shape, *integers, noise.view(np.float64), temperatures.view(np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +123,9 @@ class Tokens:
         found: list[int] = [*range(decoding), *(lengths.cumsum() + decoding - 1).tolist()]
         return found
 
-    def write(self, inputs: PassInputs, tile: int, padding: int) -> None:
-        """Write tokens and tiles into `inputs`, which are arrays. Tokens of padding belong to the slot `padding`."""
+    def write(self, inputs: PassInputs, tile_tokens: int, padding: int) -> None:
+        """Write tokens and tiles of at most `tile_tokens` tokens into `inputs`, which are arrays. Tokens of padding
+        belong to the slot `padding`."""
         token = count = len(self.slots)
         inputs.ids[:token] = LATEST
         inputs.slots[:token] = self.slots
@@ -128,9 +137,9 @@ class Tokens:
             inputs.ids[token:end] = text
             inputs.slots[token:end] = chunk.slot
             inputs.positions[token:end] = np.arange(chunk.start, chunk.end)
-            firsts = np.arange(token, end, tile)
+            firsts = np.arange(token, end, tile_tokens)
             inputs.firsts[count : count + len(firsts)] = firsts
-            inputs.counts[count : count + len(firsts)] = np.minimum(end - firsts, tile)
+            inputs.counts[count : count + len(firsts)] = np.minimum(end - firsts, tile_tokens)
             token, count = end, count + len(firsts)
         inputs.ids[token:] = inputs.positions[token:] = 0
         inputs.slots[token:] = padding

@@ -24,18 +24,17 @@ from numpy.typing import NDArray
 from asyncrl.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.engine.graphed.attention import Attention, attend_over_slots
 from asyncrl.engine.graphed.capture import NoGraphError, RefuseWaiting, capture
-from asyncrl.engine.graphed.inputs import PassInputs, Rows, Tokens, pass_shapes
+from asyncrl.engine.graphed.inputs import PassInputs, PassShape, Rows, Tokens, pass_shapes
 from asyncrl.engine.graphed.static_pass import StaticPass, StaticTensors
 from asyncrl.engine.passes import SampledToken
 from asyncrl.engine.sampling import most_likely, uniforms
 from asyncrl.engine.scheduler import Request, Slot, SlotChunk
-from asyncrl.errors import ConfigError
 from asyncrl.modelling.attention import check_same_logits
 from asyncrl.modelling.devices import on_device
 from asyncrl.weights.canary import LENGTH as CANARY_LENGTH
 
 _TRIAL = 8
-_CPU_TILE = 4
+_CPU_TILES = 1, 4
 
 
 @dataclass(slots=True, eq=False)
@@ -91,10 +90,10 @@ class GraphedPasses:
         shape = model.config.get_text_config()
         self._cache = SlotCache(shape, slots + 2, length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
-        self._tile, attention = _attention(self._cache)
+        tile_tokens, attention = _attention(self._cache)
         self._most_rows = max(slots, CANARY_LENGTH)
         largest = max(slots + prefill_tokens, CANARY_LENGTH)
-        self._shapes = pass_shapes(largest, slots, self._most_rows, self._tile)
+        self._shapes = pass_shapes(largest, slots, self._most_rows, tile_tokens)
         self._sizes = [each.tokens for each in self._shapes]
         self._tensors = StaticTensors.of(self._shapes[-1], slots + 2, shape.vocab_size, model.dtype, model.device)
         on_gpu = self._device.type == "cuda"
@@ -111,7 +110,7 @@ class GraphedPasses:
         with torch.inference_mode(), on_device(self._device):
             self._check()
             if on_gpu:
-                self._runs = self._capture()
+                self._runs = self._record()
 
     @property
     def pending(self) -> bool:
@@ -175,16 +174,19 @@ class GraphedPasses:
 
     def _launch(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
         """Start a pass. Returns its results [rows, 2] on the host, which are there once the device has come so far."""
-        index = bisect_left(self._sizes, tokens.count)
-        shape, count = self._shapes[index], len(rows.last)
+        index, count = bisect_left(self._sizes, tokens.count), len(rows.last)
         self._turn = 1 - self._turn
-        host, results = self._inputs[self._turn], self._results[self._turn][:count]
+        self._fill(self._shapes[index], tokens, rows)
+        self._runs[index]()
+        return self._results[self._turn][:count].copy_(self._tensors.results[:count], non_blocking=True)
+
+    def _fill(self, shape: PassShape, tokens: Tokens, rows: Rows) -> None:
+        """Write the inputs of a pass."""
+        host = self._inputs[self._turn]
         inputs = PassInputs.of_array(host.numpy(), shape)
-        tokens.write(inputs, self._tile, self._padding)
+        tokens.write(inputs, shape.tile_tokens, self._padding)
         rows.write(inputs, self._padding)
         self._tensors.inputs[: shape.numbers].copy_(host[: shape.numbers], non_blocking=True)
-        self._runs[index]()
-        return results.copy_(self._tensors.results[:count], non_blocking=True)
 
     def _mark(self) -> Callable[[], None]:
         """Mark this point of the device's work. The returned function waits until the device has reached it."""
@@ -215,23 +217,32 @@ class GraphedPasses:
     def _check(self) -> None:
         """Raises NoGraphError: the host has to wait for the device within a pass, or the log-probs of a static pass
         differ from those of a usual one."""
-        ids = torch.arange(min(_TRIAL, self._cache.length), device=self._device) * 7 % len(self._tensors.logits[0])
-        layout = Layout(self._cache, [SlotChunk(0, 0, len(ids))])
+        ids = torch.arange(min(_TRIAL, self._cache.length), device=self._device) * 7 % self._tensors.logits.shape[1]
+        layout, tokens = Layout(self._cache, [SlotChunk(0, 0, len(ids))]), ids.tolist()
         usual = self._model(ids[None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
         try:
             with RefuseWaiting():
-                ours = self._logits_of(ids.tolist(), 3)
+                ours = self._logits_of(tokens, 3)
             check_same_logits(usual, ours, self._model.dtype, "its log-probs change in a static pass")
-        except (ConfigError, RuntimeError) as error:
-            raise NoGraphError(str(error)) from error
+        except NoGraphError:
+            raise
+        # The model is Hugging Face code and the kernel may need more than this GPU has. The usual passes need neither.
+        except Exception as error:
+            raise NoGraphError(f"a static pass failed ({type(error).__name__}: {error})") from error
 
-    def _capture(self) -> list[Callable[[], None]]:
-        """Record the passes as graphs, the largest first: the others then use its memory."""
+    def _record(self) -> list[Callable[[], None]]:
+        """Record the passes as graphs, the largest first: the others then use its memory. Raises NoGraphError: torch
+        cannot record them."""
         pool, graphs = torch.cuda.graph_pool_handle(), []
-        for each in reversed(self._passes):
-            each.run()
-            graphs.append(capture(each.run, pool))
-        torch.cuda.synchronize()
+        try:
+            for shape, each in zip(reversed(self._shapes), reversed(self._passes), strict=True):
+                self._fill(shape, Tokens([], [], [], []), Rows([], [], np.zeros(0), []))
+                each.run()
+                graphs.append(capture(each.run, pool))
+                torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise NoGraphError(f"torch cannot record a pass ({error})") from error
+        torch.cuda.empty_cache()
         return graphs[::-1]
 
 
@@ -251,12 +262,12 @@ def _read(started: _Started) -> list[SampledToken]:
     return sampled
 
 
-def _attention(cache: SlotCache) -> tuple[int, Attention]:
-    """The number of tokens of a tile, and the attention for the device of the cache. Raises NoGraphError: there is
-    none."""
+def _attention(cache: SlotCache) -> tuple[tuple[int, int], Attention]:
+    """The numbers of tokens of a tile (see `pass_shapes`), and the attention for the device of the cache. Raises
+    NoGraphError: there is none."""
     keys = cache.keys[0]
     if keys.device.type != "cuda":
-        return _CPU_TILE, attend_over_slots
+        return _CPU_TILES, attend_over_slots
     try:
         from asyncrl.engine.graphed import kernel
     except ImportError as error:
