@@ -30,6 +30,8 @@ class OwnWeights:
     def __init__(self, model: Any, largest_integer: int | None = None, in_place: bool = False) -> None:
         self._tensors = model_tensors(model)
         self._in_place = in_place
+        # Memory for the replaced tensors. To get it takes longer than to copy them, so the next update has it ready.
+        self._spare: dict[str, torch.Tensor] = {}
         self._device: torch.device = model.device
         self._largest_integer = largest_integer
         self._matrices = _matrices(model) & self._tensors.keys() if largest_integer else set()
@@ -62,6 +64,8 @@ class OwnWeights:
             if own[name].is_floating_point() != tensor.is_floating_point():
                 raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
         staged = {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
+        if self._in_place:
+            self._spare = {name: torch.empty_like(each) for name, each in staged.items()}
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -69,10 +73,12 @@ class OwnWeights:
         replaced tensors."""
         replaced = {name: self._tensors[name].data for name in staged}
         if self._in_place and staged:
-            own = list(replaced.values())
-            kept = [each.clone() for each in own]
-            torch._foreach_copy_(own, list(staged.values()))
-            return dict(zip(replaced, kept, strict=True))
+            spare, self._spare = self._spare, {}
+            kept = {name: spare[name] if name in spare else torch.empty_like(each) for name, each in replaced.items()}
+            torch._foreach_copy_(list(kept.values()), list(replaced.values()))
+            torch._foreach_copy_(list(replaced.values()), list(staged.values()))
+            _wait(self._device)
+            return kept
         for name, tensor in staged.items():
             self._tensors[name].data = tensor
         return replaced
@@ -94,6 +100,12 @@ def _own_stream(device: torch.device) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()
+
+
+def _wait(device: torch.device) -> None:
+    """Wait for the work of a GPU, since other streams may use the memory next."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def as_integers(matrix: torch.Tensor, largest: int) -> torch.Tensor:

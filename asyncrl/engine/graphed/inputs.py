@@ -92,7 +92,7 @@ class PassInputs:
         return cls(shape, *integers, noise.view(torch.float64), temperatures.view(torch.float64))
 
     @classmethod
-    def of_array(cls, buffer: NDArray[np.int64], shape: PassShape) -> PassInputs:
+    def of_array(cls, buffer: NDArray[Any], shape: PassShape) -> PassInputs:
         """The same for an array."""
         bounds = np.cumsum(shape.sections)[:-1]
         *integers, noise, temperatures = np.split(buffer[: shape.numbers], bounds)

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- A sequence whose prompt is computed decodes from pass to pass, until its request is done or its limit is reached. Its
-  next token reaches the model on the device, so the host need not know the token.
+- A sequence whose prompt is computed decodes from pass to pass, until its request has ended or its limit is reached.
+  Its next token reaches the model on the device, so the host need not know the token.
 - Each call of `compute` starts a pass and returns the tokens of the pass before. So a sequence may be computed one
   token further than its stop token. This token is dropped.
 - All work of the device is in one stream. So a slot may get a new sequence while a pass still computes the old one.
@@ -25,6 +25,7 @@ from asyncrl.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.engine.graphed.attention import Attention, attend_over_slots
 from asyncrl.engine.graphed.capture import NoGraphError, RefuseWaiting, capture
 from asyncrl.engine.graphed.inputs import PassInputs, PassShape, Rows, Tokens, pass_shapes
+from asyncrl.engine.graphed.norms import fuse_norms
 from asyncrl.engine.graphed.static_pass import StaticPass, StaticTensors
 from asyncrl.engine.passes import SampledToken
 from asyncrl.engine.sampling import most_likely, uniforms
@@ -56,13 +57,34 @@ class _Decoding:
 
     @property
     def goes_on(self) -> bool:
-        same = self.slot.is_decoding and self.slot.request is self.request
-        return same and self.left > 0 and not self.request.future.done()
+        return self.left > 0 and self.slot.is_decoding and self.slot.request is self.request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HostSide:
+    """The host's memory for the inputs of a pass, their `parts`, and the results. On a GPU it is pinned, so that copies
+    need not wait."""
+
+    inputs: torch.Tensor
+    parts: PassInputs
+    results: torch.Tensor
+
+    @classmethod
+    def of(cls, tensors: StaticTensors, shapes: Sequence[PassShape]) -> list[_HostSide]:
+        """One for each shape, all in the same memory."""
+        inputs, results = (
+            torch.zeros_like(each, device="cpu", pin_memory=each.device.type == "cuda")
+            for each in (tensors.inputs, tensors.results)
+        )
+        return [
+            cls(inputs[: each.numbers], PassInputs.of_array(inputs.numpy(), each), results[: each.rows])
+            for each in shapes
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Started:
-    """A pass that has started: the sequences of its rows, its results [rows, 2] on the host, and the alternatives.
+    """A pass that has started: the sequences of its rows, its results on the host, and the alternatives.
 
     `done` waits until the results are there.
     """
@@ -89,6 +111,7 @@ class GraphedPasses:
         self._canary_slot, self._padding = slots, slots + 1
         shape = model.config.get_text_config()
         self._cache = SlotCache(shape, slots + 2, length, model.dtype, model.device)
+        fuse_norms(model)
         use_slot_attention(model, self._cache)
         tile_tokens, attention = _attention(self._cache)
         self._most_rows = max(slots, CANARY_LENGTH)
@@ -96,12 +119,8 @@ class GraphedPasses:
         self._shapes = pass_shapes(largest, slots, self._most_rows, tile_tokens)
         self._sizes = [each.tokens for each in self._shapes]
         self._tensors = StaticTensors.of(self._shapes[-1], slots + 2, shape.vocab_size, model.dtype, model.device)
-        on_gpu = self._device.type == "cuda"
-        # There are two of each: the host reads the results of a pass after the next pass has started.
-        self._inputs, self._results = (
-            [torch.zeros_like(each, device="cpu", pin_memory=on_gpu) for _ in range(2)]
-            for each in (self._tensors.inputs, self._tensors.results)
-        )
+        # There are two: the host reads the results of a pass after the next pass has started.
+        self._host = [_HostSide.of(self._tensors, self._shapes) for _ in range(2)]
         self._turn = 0
         self._decoding: list[_Decoding] = []
         self._started: _Started | None = None
@@ -109,7 +128,7 @@ class GraphedPasses:
         self._runs: list[Callable[[], None]] = [each.run for each in self._passes]
         with torch.inference_mode(), on_device(self._device):
             self._check()
-            if on_gpu:
+            if self._device.type == "cuda":
                 self._runs = self._record()
 
     @property
@@ -173,20 +192,20 @@ class GraphedPasses:
         return _Started([(each.slot, each.request) for each in self._decoding], results, alternatives, self._mark())
 
     def _launch(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
-        """Start a pass. Returns its results [rows, 2] on the host, which are there once the device has come so far."""
-        index, count = bisect_left(self._sizes, tokens.count), len(rows.last)
+        """Start a pass. Returns its results on the host, which are there once the device has come so far."""
+        index = bisect_left(self._sizes, tokens.count)
         self._turn = 1 - self._turn
-        self._fill(self._shapes[index], tokens, rows)
+        self._fill(index, tokens, rows)
         self._runs[index]()
-        return self._results[self._turn][:count].copy_(self._tensors.results[:count], non_blocking=True)
+        results = self._host[self._turn][index].results
+        return results.copy_(self._passes[index].results, non_blocking=True)
 
-    def _fill(self, shape: PassShape, tokens: Tokens, rows: Rows) -> None:
-        """Write the inputs of a pass."""
-        host = self._inputs[self._turn]
-        inputs = PassInputs.of_array(host.numpy(), shape)
-        tokens.write(inputs, shape.tile_tokens, self._padding)
-        rows.write(inputs, self._padding)
-        self._tensors.inputs[: shape.numbers].copy_(host[: shape.numbers], non_blocking=True)
+    def _fill(self, index: int, tokens: Tokens, rows: Rows) -> None:
+        """Write the inputs of a pass with the shape number `index`."""
+        host = self._host[self._turn][index]
+        tokens.write(host.parts, self._shapes[index].tile_tokens, self._padding)
+        rows.write(host.parts, self._padding)
+        self._passes[index].inputs.copy_(host.inputs, non_blocking=True)
 
     def _mark(self) -> Callable[[], None]:
         """Mark this point of the device's work. The returned function waits until the device has reached it."""
@@ -235,8 +254,8 @@ class GraphedPasses:
         cannot record them."""
         pool, graphs = torch.cuda.graph_pool_handle(), []
         try:
-            for shape, each in zip(reversed(self._shapes), reversed(self._passes), strict=True):
-                self._fill(shape, Tokens([], [], [], []), Rows([], [], np.zeros(0), []))
+            for index, each in reversed(list(enumerate(self._passes))):
+                self._fill(index, Tokens([], [], [], []), Rows([], [], np.zeros(0), []))
                 each.run()
                 graphs.append(capture(each.run, pool))
                 torch.cuda.synchronize()
@@ -247,18 +266,19 @@ class GraphedPasses:
 
 
 def _read(started: _Started) -> list[SampledToken]:
-    """Wait for the results, and leave out those of requests that are done."""
+    """Wait for the results, and leave out those of requests that have ended."""
     started.done()
-    results = started.results.numpy()
+    results = started.results.numpy()[: len(started.rows)]
     tokens, logprobs = results[:, 0].tolist(), results[:, 1].view(np.float64).tolist()
     alternatives: Sequence[tuple[list[int], list[float]]] = [([], [])] * len(tokens)
     if started.alternatives is not None:
         alternatives = list(zip(*(each.tolist() for each in started.alternatives), strict=True))
     sampled = []
-    for (slot, request), *found in zip(started.rows, tokens, logprobs, alternatives, strict=True):
-        if slot.request is request and not request.future.done():
+    for each, token, logprob, others in zip(started.rows, tokens, logprobs, alternatives, strict=True):
+        slot, request = each
+        if slot.is_decoding and slot.request is request:
             slot.cached = len(slot.tokens)
-            sampled.append(SampledToken(slot, *found))
+            sampled.append(SampledToken(slot, token, logprob, others))
     return sampled
 
 

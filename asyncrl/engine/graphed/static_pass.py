@@ -43,7 +43,7 @@ class StaticTensors:
 
 
 class StaticPass:
-    """The pass of `model` with one shape.
+    """The pass of `model` with one shape. It reads the tensor `inputs`, and writes `results` [rows, 2].
 
     The model must attend by a layout: see `engine.cache.use_slot_attention`. `run` needs no answer of the device, so a
     CUDA graph can repeat it.
@@ -52,14 +52,16 @@ class StaticPass:
     def __init__(
         self, model: Any, cache: SlotCache, tensors: StaticTensors, shape: PassShape, attention: Attention
     ) -> None:
+        self.inputs = tensors.inputs[: shape.numbers]
+        self.results = tensors.results[: shape.rows]
         self._model = model
         self._tensors = tensors
-        self._inputs = PassInputs.of_tensor(tensors.inputs, shape)
-        self._layout = StaticLayout(cache, self._inputs, attention)
+        self._parts = PassInputs.of_tensor(tensors.inputs, shape)
+        self._layout = StaticLayout(cache, self._parts, attention)
 
     def run(self) -> None:
         """Compute the pass for the present inputs."""
-        inputs, latest = self._inputs, self._tensors.latest
+        inputs, latest = self._parts, self._tensors.latest
         ids = torch.where(inputs.ids < 0, latest[inputs.slots], inputs.ids)
         logits = self._model(
             input_ids=ids[None],
@@ -71,4 +73,4 @@ class StaticPass:
         tokens, logprobs = sample(logits, inputs.temperatures.float(), inputs.noise)
         latest[inputs.targets] = tokens
         self._tensors.logits[: len(logits)] = logits
-        self._tensors.results[: len(logits)] = torch.stack([tokens, logprobs.double().view(torch.int64)], 1)
+        self.results[:] = torch.stack([tokens, logprobs.double().view(torch.int64)], 1)
