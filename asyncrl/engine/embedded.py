@@ -157,6 +157,10 @@ class EmbeddedEngine:
         return self._weights.shapes
 
     @property
+    def on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+    @property
     def takes_grammars(self) -> bool:
         return False
 

@@ -91,7 +91,7 @@ class OwnWeights:
 
 @contextmanager
 def _own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU, work in a stream of its own, so that forward passes need not wait for this work."""
+    """Give work on a GPU a stream of its own, so that forward passes need not wait for it."""
     if device.type != "cuda":
         yield
         return

@@ -5,6 +5,6 @@ tokens. Here a pass is one launch. It takes its inputs from tensors that never m
 pass starts before the host has read the tokens of this one.
 
 Files in reading order: inputs.py (the inputs of a pass), static_pass.py (the pass as a function over static tensors),
-attention.py and kernel.py (attention over the slots of the cache), capture.py (CUDA graphs), and passes.py, which has
-the methods of `engine.passes.Passes`. All but kernel.py and capture.py also run on a CPU, in tests.
+attention.py and kernel.py (attention over the slots of the cache), norms.py and capture.py. passes.py then has the
+methods of `engine.passes.Passes`, and opening.py chooses between the two. Tests run all of it on a CPU, without graphs.
 """

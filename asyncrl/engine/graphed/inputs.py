@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asyncrl.engine.scheduler import SlotChunk
 
 LATEST = -1
-"""In place of a token's id: the last token that was sampled for the slot, which only the device may know."""
+"""Stands for the last token that was sampled for the slot, which only the device may know."""
 
 SMALLEST = 8
 """The smallest number of tokens of a pass."""

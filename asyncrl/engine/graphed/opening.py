@@ -21,9 +21,11 @@ def open_passes(
     Raises ConfigError: see `Passes`.
     """
     if static:
+        attention = model.config.get_text_config()._attn_implementation
         try:
             return _open_graphed(model, slots, length, prefill_tokens, routed)
         except NoGraphError as error:
+            model.set_attn_implementation(attention)
             logger.warning("the engine computes without CUDA graphs, so a pass takes several times as long: %s", error)
     return Passes(model, slots, length, keep_cache=keep_cache, routed=routed)
 

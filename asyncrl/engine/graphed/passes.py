@@ -162,7 +162,7 @@ class GraphedPasses:
         return found
 
     def forget(self, kept: Collection[int]) -> None:
-        """Nothing needs to be wiped, since no token reads beyond its own sequence."""
+        """Do nothing: no token reads beyond its own sequence, so nothing has to be wiped."""
 
     def _start(self, work: Sequence[tuple[Slot, SlotChunk]]) -> _Started | None:
         self._decoding = [each for each in self._decoding if each.goes_on]
