@@ -22,6 +22,9 @@ class RefuseWaiting(TorchDispatchMode):
     Raises NoGraphError: the code computes such an operation.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

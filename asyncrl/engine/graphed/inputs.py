@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asyncrl.engine.scheduler import SlotChunk
 
 LATEST = -1
-"""Stands for the last token that was sampled for the slot, which only the device may know."""
+"""The id that means: the last token that was sampled for the slot. Only the device may know this token."""
 
 SMALLEST = 8
 """The smallest number of tokens of a pass."""
@@ -89,14 +89,16 @@ class PassInputs:
     def of_tensor(cls, buffer: torch.Tensor, shape: PassShape) -> PassInputs:
         """View the beginning of `buffer`. Floating-point parts become float64."""
         *integers, noise, temperatures = buffer[: shape.numbers].split(shape.sections)
-        return cls(shape, *integers, noise.view(torch.float64), temperatures.view(torch.float64))
+        parts = [*integers, noise.view(torch.float64), temperatures.view(torch.float64)]
+        return cls(shape, *parts)
 
     @classmethod
     def of_array(cls, buffer: NDArray[Any], shape: PassShape) -> PassInputs:
         """The same for an array."""
         bounds = np.cumsum(shape.sections)[:-1]
         *integers, noise, temperatures = np.split(buffer[: shape.numbers], bounds)
-        return cls(shape, *integers, noise.view(np.float64), temperatures.view(np.float64))
+        parts = [*integers, noise.view(np.float64), temperatures.view(np.float64)]
+        return cls(shape, *parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def supports(width: int) -> bool:
     return width <= _WIDEST
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
     keys,
