@@ -34,7 +34,7 @@ from asyncrl.modelling.vision import sees_images, vision_shape
 from asyncrl.observe.spans import Spans
 from asyncrl.types import RunIdentity
 
-_SWITCH_S = 5e-4
+SWITCH_S = 5e-4
 """Seconds after which a Python thread yields to another one. While episodes compute, the engine's thread would wait
 Python's usual 5 ms several times in each pass, which is longer than the pass."""
 
@@ -95,7 +95,7 @@ def open_embedded(model: ModelConfig, engine: EngineConfig, seed: int, keep_cach
     """Load `model` into this process. Raises ConfigError: see `EmbeddedEngine`."""
     opened = EmbeddedEngine.load(model, engine, seed=seed, keep_cache=keep_cache)
     if opened.on_gpu:
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(SWITCH_S)
     return OpenedEngine(opened, opened.expected, opened.respond)
 
 

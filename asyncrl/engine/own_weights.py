@@ -66,6 +66,8 @@ class OwnWeights:
         staged = {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
         if self._in_place:
             self._spare = {name: torch.empty_like(each) for name, each in staged.items()}
+            # The first call on a GPU loads the kernel, which takes longer than the copy.
+            torch._foreach_copy_(list(self._spare.values()), list(staged.values()))
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
