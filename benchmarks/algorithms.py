@@ -1,19 +1,20 @@
-"""Measures the milliseconds of each advantage, correction and loss, compared with a straightforward loop.
+"""Measures the milliseconds of each advantage, correction and loss. Advantages and losses are also timed as
+plain loops.
 
-B sequences of T tokens, float32, one thread. Every figure is the least processor time of several runs, so that other
-processes on the machine disturb it little.
+A batch has B sequences of T tokens, N = B * T tokens in all, in float32. There is one thread. Every figure is the least
+processor time of several runs, so that other processes on the machine disturb it little.
 
 - view: selects the policy tokens among the packed ones, once in `prepare` and once in each loss.
-- advantage: computes advantages [N] from the view. The loop is padded, and runs over time or over sequences.
+- advantage: computes advantages [N] from the view. The plain loop runs over the steps of time or over the sequences.
 - correction: computes weights and rejections [N] from the view.
-- loss: forward and backward of `Algorithm.loss` with truncated weights, aggregation and all metrics. The loop handles
-  one sequence after the other.
+- loss: forward and backward of `Algorithm.loss` with truncated weights, aggregation and all metrics. The plain loop
+  handles one sequence after the other.
 
-One tensor of 30 MiB is allocated and freed first, as a model's forward pass does. From then on glibc keeps pages of
-that size instead of returning them after each formula.
+One tensor of 30 MiB is allocated and freed first, as a model's forward pass does. From then on glibc keeps freed
+memory of that size, instead of returning it to the system after each formula.
 
 The floor is the time of copying the bytes that must be read and written once. `--share` is the share of tokens that the
-policy sampled, at the end of each turn of 512 tokens.
+policy sampled. They are at the end of each turn of 512 tokens.
 
     python -m benchmarks.algorithms --batch 256 --length 4096 --share 1.0
 """
@@ -41,12 +42,12 @@ from benchmarks.record import write_result
 
 GROUP, TURN = 8, 512
 PARAMETERS: dict[str, dict[str, Any]] = {"gdpo": {"weights": {"format": 1.0, "style": 1.0}}, "reject": {"high": 0.1}}
-"""Required parameters of parts."""
+"""The parameters of the advantages and corrections that need some."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `bytes` must be moved for each token."""
+    """One measurement. `bytes` is the number of bytes that must be read or written for each token."""
 
     kind: str
     name: str
@@ -71,7 +72,7 @@ def least_ms(work: Callable[[], Any], runs: int) -> float:
 
 
 def make_batch(batch: int, length: int, share: float) -> tuple[Episodes, Tokens]:
-    """Make groups of eight. The last `share` of the tokens of each turn of 512 are the policy's."""
+    """Make a batch of groups of eight. The last `share` of the tokens of each turn of 512 are the policy's."""
     generator = torch.Generator().manual_seed(0)
     size = batch * length
     position = torch.arange(length).repeat(batch)
@@ -130,7 +131,7 @@ def advantage_rows(episodes: Episodes, tokens: Tokens, shape: tuple[int, int], r
 
 
 def correction_rows(episodes: Episodes, tokens: Tokens, runs: int) -> Iterator[Row]:
-    """Measure each correction; one that needs weights follows a truncation."""
+    """Measure each correction. `normalise` needs weights, so a truncation is measured together with it."""
     view, proximal = PolicyTokens.of(tokens), _there(tokens.proximal)
     for name in registry.parts("correction"):
         rules = [_part("correction", name)]

@@ -48,7 +48,8 @@ class PushCost:
     """The cost of one push. Rates are tokens a second in the calm time before, in the push, and in the calm time after.
 
     `standstill_s` is the longest time around the push in which no answer came, less the longest such time before it.
-    `lost_s` is the lost generation by the end of the calm time after, in seconds at the rate before the push.
+    `lost_s` is the generation that the push has cost by the end of the calm time after: the missing tokens, divided by
+    the rate before the push.
     """
 
     push_s: float

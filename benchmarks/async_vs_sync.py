@@ -1,7 +1,7 @@
 """Compares asynchronous with synchronous training when some tool calls are slow.
 
-The demo task and policy, with a calculator whose delays are heavy-tailed (Pareto), at several age bounds; `max_lag = 0`
-is synchronous training with the same code, and the baseline of every ratio.
+Trains the demo's policy on the demo's task at several age bounds. The calculator's delays are heavy-tailed (Pareto).
+`max_lag = 0` is synchronous training with the same code. Every ratio is to the first age bound, which is 0 by default.
 
     python -m benchmarks.async_vs_sync --steps 30 --max-lag 0 1 2 4 8
 """
@@ -27,7 +27,7 @@ FIRST = 2
 
 
 def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
-    """Train at one age bound. `steps` steps count, after the first FIRST."""
+    """Train `steps` steps at one age bound. The figures leave out the first FIRST steps."""
     name = f"lag-{max_lag}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
     command = [

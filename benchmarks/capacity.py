@@ -2,8 +2,10 @@
 
 Each run of `benchmarks.async_vs_sync` in runs/async_vs_sync is forecast from its own rates, which tests the simulation.
 With --rates-of it is also forecast from the rates of the run with that age bound, which tests forecasts of other
-settings. For this the machine must have done nothing else during all runs. Forecasts simulate many more steps than the
-runs have, so the standard error of the measured rates is the only chance.
+settings. For this the machine must have done nothing else during all runs.
+
+Forecasts simulate many more steps than the runs have, so chance affects the measured rates only. Their standard error
+is printed.
 
 Draws docs/planning.png. Then it times a forecast for 10,000 GPUs.
 
@@ -82,7 +84,7 @@ def large(run: RunDescription) -> dict[str, float]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Measured and forecast rates and idle shares, by age bound."""
+    """Draw the measured and the forecast rates and idle shares of each age bound."""
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -1,11 +1,13 @@
 """Measures the cost of loading a model and of saving checkpoints in the learner.
 
-A Qwen3 model with random weights in bfloat16 files, AdamW. Loading: seconds, and the growth of the process's peak
-memory, in shares of the rank's float32 weights. `--whole` loads the model as a rank does if it cannot read the files
-shard by shard. `--made` skips loading.
+The model is a Qwen3 with random weights, and the optimizer is AdamW.
 
-Saving: the seconds for which training waits, until the next update can begin, and until the checkpoint is complete. A
-learner without a writing thread would wait until then. With several ranks times are of rank 0, and sizes of all ranks.
+Loading is from bfloat16 files. `load_s` is its time, and `load_peak_gb` the growth of the process's peak memory.
+`--whole` loads the model as a rank does if it cannot read the files shard by shard. `--made` skips loading.
+
+Three times of each save are measured: how long training waits, when the next update can begin, and when the checkpoint
+is complete. A learner without a writing thread would wait until it is complete. Times are of rank 0, and the sizes of
+weights and state are of all ranks.
 
     python -m benchmarks.checkpoints --shape 120M
 
@@ -136,7 +138,7 @@ def measure(options: argparse.Namespace, folder: Path, ranks: Ranks) -> Result:
         ranks, f"{result.state_gb:.1f} GB of state, {result.weights_gb:.1f} GB of it weights; loading {result.load_s} s"
     )
     checkpoints = Checkpoints(folder / "checkpoints", 1, ranks)
-    # As after the first step of a run: the first save waits for the rest of this warm-up.
+    # A run prepares saving after its first step. If the preparation takes longer than STEP_S, the first save waits.
     checkpoints.prepare({"policy": trained})
     time.sleep(STEP_S)
     for step in range(1, options.saves + 1):
@@ -181,7 +183,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
-    """Measure as one rank; rank 0 writes the result."""
+    """Measure as one of the ranks. Rank 0 writes the result."""
     with joined() as ranks:
         result = measure(options, folder, ranks)
     if ranks.rank != 0:

@@ -21,7 +21,7 @@ from asyncrl.engine.sglang.requests import generate_body
 from asyncrl.types import Sampling
 
 Client = Callable[[NDArray[np.int32], int], Awaitable[None]]
-"""Samples that many tokens after a prompt. Raises an error if it gets fewer."""
+"""A function that samples a number of tokens after a prompt. Raises an error if it gets another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Load:
 
 
 def fleet_client(fleet: Fleet) -> Client:
-    """Request tokens through the fleet, as an episode of one turn does."""
+    """Return a client that requests tokens through the fleet, as an episode of one turn does."""
     numbers = itertools.count()
     run = uuid.uuid4().hex
 
@@ -54,7 +54,8 @@ def fleet_client(fleet: Fleet) -> Client:
 
 @asynccontextmanager
 async def bare_client(urls: Sequence[str], logprobs: bool) -> AsyncIterator[Client]:
-    """Post the same requests to the servers in turn, with or without log-probs, and drop the answers."""
+    """Yield a client that posts the same requests to the servers in turn, with or without log-probs, and drops the
+    answers."""
     addresses = itertools.cycle(urls)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:

@@ -1,9 +1,9 @@
-"""Measures the start of a run under Ray, and a replay with a thousand connected actors.
+"""Measures how long a run takes to start under Ray, and a replay with a thousand connected actors.
 
 - `--start`: seconds from the command to the first trained step of `asyncrl train`, with and without
   `cluster.launcher=ray` and a new Ray cluster on this machine. Needs Ray, and the demo's files (`asyncrl demo`).
-- `--actors` (the default): 1,000 simulated actors, then 10, deliver at the same total rate. Each has its own socket and
-  an engine that needs no time; 8 processes share the actors. A scorer labels the trajectories. Reported are the waits
+- `--actors` (the default): 1,000 simulated actors, then 10, deliver at the same total rate. Each has its own socket. It
+  waits instead of generating. 8 processes share the actors. A scorer labels the trajectories. Reported are the waits
   for new tickets and the replay's processor time a trajectory, including renewals, once all actors are connected.
 
 Run it on a quiet machine. The load is reported.
@@ -81,8 +81,8 @@ def act(
     endpoint: str, names: list[str], episode_s: float, seconds: float, ready: Barrier, told: Queue[dict[str, Any]]
 ) -> None:
     """Simulate the actors of one process: each takes a ticket, keeps it for `episode_s` on average, delivers, and takes
-    the next. Lengths vary by a half, so that actors do not stay in step. The first `episode_s`, in which all actors
-    connect, do not count."""
+    the next. Times are 0.5 to 1.5 times `episode_s`, so that actors do not stay in step. The first `episode_s`, in
+    which all actors connect, do not count."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     context = zmq.Context()
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--start", action="store_true", help="the start under each launcher")
     parser.add_argument("--actors", action="store_true", help="a thousand actors")
     parser.add_argument("--rate", type=float, default=200.0, help="trajectories a second in all (200)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of each crowd (30)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured seconds for each number of actors (30)")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each launcher (3)")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ ROUNDS = 6
 
 
 def pour(plain: socket.socket, nbytes: int) -> None:
-    """Send that many bytes to each client that connects, in chunks of the given size, until `plain` is closed."""
+    """Send `nbytes` bytes to each client that connects, in pieces of CHUNK bytes, until `plain` is closed."""
     data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8).data
     while True:
         try:
@@ -31,7 +31,7 @@ def pour(plain: socket.socket, nbytes: int) -> None:
 
 
 def socket_seconds(port: int, nbytes: int) -> float:
-    """Seconds for that many bytes through a plain socket into fresh memory."""
+    """Seconds for receiving `nbytes` bytes through a plain socket into fresh memory."""
     target = np.empty(nbytes, np.uint8).data
     begun = time.perf_counter()
     with socket.create_connection(("127.0.0.1", port)) as peer:
@@ -42,7 +42,7 @@ def socket_seconds(port: int, nbytes: int) -> float:
 
 
 def broadcast_seconds(group: WeightGroup, data: torch.Tensor, piece: int) -> float:
-    """Seconds for broadcasts of `data`, or into it, in pieces of that many bytes."""
+    """Seconds for broadcasts in pieces of `piece` bytes. Rank 0 sends `data`, and the other rank receives into it."""
     begun = time.perf_counter()
     works = [group.begin(part) for part in data.split(piece)]
     for work in works:

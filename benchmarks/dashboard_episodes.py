@@ -1,8 +1,8 @@
 """Measures how fast the page shows 10^5 kept episodes.
 
 A run of 4,200 steps, each with 3 groups of 8 episodes in the index of kept episodes. `first_table_s` is the time of the
-first request to a new server; further requests are the median of five. All are wall-clock times of HTTP requests on
-this machine.
+first request to a new server. Every other figure is the median of five requests. All are wall-clock times of HTTP
+requests on this machine.
 
     python -m benchmarks.dashboard_episodes
 """

@@ -1,8 +1,8 @@
-"""Measures the cost of an episode without its tokens, for each kind of tools, environments and agents.
+"""Measures the cost of an episode without its generation, for each kind of tools, environments and agents.
 
 Every episode has two turns: the policy calls a tool for 5*3, and answers. The engine takes no time, so the actor is
 measured with its template, recorder, tools and endpoint. Processor time is of the actor's process and, separately, of
-the processes that it starts. The first round, which starts the processes that are kept, does not count.
+the processes that it starts. The first round does not count: it starts processes that later rounds use, too.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from benchmarks.serving import load
 AT_ONCE, EPISODES = 256, 512
 LIMIT_S = 300.0
 ENOUGH_S = 4.0
-"""Seconds of rounds for each kind, at least."""
+"""Each kind is measured in full rounds for at least this number of seconds."""
 
 PROGRAMS = 2
-"""Programs that play episodes one after another: one for each core."""
+"""The number of agent programs on a machine with two cores. Each plays one episode after another."""
 
 TOYS = Path(__file__).parents[1] / "tests" / "environments" / "packages"
 FIELD = "verifiers"
@@ -131,7 +131,7 @@ class InstantEngine:
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str, images: Any = ()
     ) -> Generation:
         await asyncio.sleep(0)
-        # The sessions of an episode's branches are named EPISODE/BRANCH.
+        # Each branch of an episode has its own session, so each begins with the call.
         turn = self._turns[session in self._begun]
         self._begun.add(session)
         return Generation(turn, np.full(len(turn), -0.5, np.float32), np.zeros(len(turn), np.int32), "stop")
@@ -160,13 +160,13 @@ class Way:
     call: Mapping[str, Any] = field(default_factory=lambda: {"name": "multiply", "arguments": {"a": 5, "b": 3}})
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     episodes: int | None = None
-    """Fewer episodes, if each takes long. None: the usual number."""
+    """The episodes of a round, if the usual number would take too long. None: the usual number."""
     server: Sequence[str] = ()
     """A program that runs during the measurement."""
 
 
 def ways(pythons: Mapping[str, str]) -> dict[str, Way]:
-    """List all kinds. Each of `pythons` has a release of verifiers."""
+    """Map the name of each kind to its options. `pythons` maps releases of verifiers to Pythons that have them."""
     server = {"command": sys.executable, "args": ["-m", "benchmarks.environment_server"], "cwd": str(Path.cwd())}
     calculate = {"name": "calculator", "arguments": {"expression": "5*3"}}
     programs = {"tools": [], "agent_processes": PROGRAMS}
@@ -210,7 +210,7 @@ def ways(pythons: Mapping[str, str]) -> dict[str, Way]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=EPISODES, help="episodes of a round")
-    parser.add_argument("--only", nargs="*", help="names of ways")
+    parser.add_argument("--only", nargs="*", help="names of the kinds to measure (default: all)")
     for release in VERIFIERS:
         parser.add_argument(f"--verifiers-{release}", metavar="PYTHON", help="a Python with this release of verifiers")
     given = parser.parse_args()

@@ -83,7 +83,7 @@ def far(endpoint: str, delay_s: float) -> Iterator[str]:
 
 
 def measure(folder: Path, tokens: int) -> dict[str, Any]:
-    """Trajectories a second that one client delivers over the link, by turns one a round trip and TOGETHER at once."""
+    """Trajectories a second that one client delivers over the link, alternately one and TOGETHER in a round trip."""
     made = make_trajectory(tokens, version=0)
     seconds = {"one_by_one": 0.0, "together": 0.0}
     with replay(folder) as served, far(served.endpoints[0], DELAY_S) as endpoint:

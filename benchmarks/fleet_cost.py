@@ -25,7 +25,7 @@ TURNS = 4
 
 @asynccontextmanager
 async def instant_fleet(turn: Sequence[int] = ()) -> AsyncIterator[tuple[str, Fleet]]:
-    """A fleet over a server that answers immediately, and that server's URL. `turn` is its answer to episodes."""
+    """A fleet over a server that answers immediately, and that server's URL. `turn` is its answer in episodes."""
     with tempfile.TemporaryDirectory() as name, instant_server(turn) as url:
         policy = Policy.of_one_number(Path(name), VOCABULARY)
         async with fleet_over([url], policy, 1024, Push(), Path(name)) as opened:

@@ -124,12 +124,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--size",
         choices=list(SHAPES),
         default="0.6B" if torch.cuda.is_available() else "tiny",
-        help="of the model; default: 0.6B, or tiny without a GPU",
+        help="size of the model; default: 0.6B, or tiny without a GPU",
     )
     parser.add_argument(
-        "--gpus", type=int, default=torch.cuda.device_count(), help="0: all on the CPU; default: this machine's GPUs"
+        "--gpus", type=int, default=torch.cuda.device_count(), help="GPUs to use; 0: only the CPU; default: all"
     )
-    parser.add_argument("--servers", type=int, help="as many as GPUs: the learner shares the first; default: one fewer")
+    parser.add_argument(
+        "--servers", type=int, help="default: one fewer than GPUs; with as many, the first shares the learner's GPU"
+    )
     parser.add_argument("--at-once", type=int, help="episodes at once; default: 256, or 16 on the CPU")
     parser.add_argument(
         "--lags",
@@ -146,7 +148,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         nargs="+",
         default=[float("inf")],
-        help="stop a run so many seconds after its first step, and measure its steps if there are at least "
+        help="stop a run this number of seconds after its first step, and measure its steps if there are at least "
         f"{FIRST + 1}: one number for all age bounds, or one for each; default: no run is stopped",
     )
     parser.add_argument(
@@ -159,11 +161,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workload", help="name in loop_workload.yaml; default: gpu, or tiny on the CPU")
     parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the runs")
-    parser.add_argument("--dir", type=Path, default=FOLDER, help="for models, runs and logs; default: %(default)s")
+    parser.add_argument("--dir", type=Path, default=FOLDER, help="folder of models, runs, logs; default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder of the result; default: the folder of --dir")
     parser.add_argument(
         "--name",
-        help="of the result; default: SIZE-GPUSgpu, and servers and weights.mode where they are not the default",
+        help="name of the result; default: SIZE-GPUSgpu, and servers and weights.mode unless they are the default",
     )
     parser.add_argument("--resume", action="store_true", help="keep the age bounds that the result of that name has")
     options = parser.parse_args(arguments)

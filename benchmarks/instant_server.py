@@ -25,7 +25,7 @@ _LABEL = re.compile(rb'"weight_version": *"([^"]*)"')
 
 @contextmanager
 def instant_server(turn: Sequence[int] = ()) -> Iterator[str]:
-    """Start the server, whose turn ends with a stop id, and yield its URL."""
+    """Start the server, and yield its URL. `turn` answers requests with stop ids, and ends with such an id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, turn), daemon=True)

@@ -1,6 +1,6 @@
-"""Measures how fast 10^5 kept episodes open, and how much time a step takes for keeping some.
+"""Measures how fast a reader opens 10^5 kept episodes, and how much time a step takes for keeping some.
 
-A run of 4,200 steps, each with 3 groups of 8 episodes of 200 tokens. Opening is `KeptEpisodes.rows` of a new reader;
+The run has 4,200 steps, each with 3 groups of 8 episodes of 200 tokens. Opening is `KeptEpisodes.rows` of a new reader;
 `again` is the next call after one more step.
 
 Then the training thread and its two helper threads keep 3 groups of 8 of a batch of 64 episodes, with up to 1,000 and
@@ -129,7 +129,7 @@ def _again(kept: KeptEpisodes, writer: KeptWriter) -> float:
 
 
 class Fetched:
-    """A replay that adds nothing to the rank's data."""
+    """A replay from which a rank fetches nothing, since it has all trajectories of its sample."""
 
     def fetch(self, ids: Any) -> list[Trajectory]:
         assert not ids

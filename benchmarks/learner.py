@@ -1,26 +1,27 @@
 """Measures how fast the learner trains, and compares that with the GPU's peak.
 
-Qwen3 shapes with random weights, mixtures of experts among them, batches of given lengths, one update a step. The
-policy sampled all tokens of a sequence but the first. Times are medians of `--runs` steps after two warm-up steps, with
-an idle device before and after each phase. Peak memory is the allocator's.
+It trains Qwen3 shapes with random weights, dense ones and mixtures of experts, on batches of given lengths, with one
+update a step. The policy sampled all tokens of a sequence but the first. Times are medians of `--runs` steps after two
+warm-up steps, with an idle device before and after each phase. Peak memory is the allocator's.
 
 With `--ranks 2` a step has twice the sequences, unless the ranks divide the tokens of each pass (`--context-ranks 2`)
 or the layers (`--tensor-ranks 2`). Rates and MFU are of one rank.
 
-MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head, and causal
-attention without its masked half. Of a layer's experts only the active ones count. Recomputation and the proximal pass
-do not count. If depth is cut, the head has a larger share than in the whole model.
+MFU is the share of the GPU's peak that training uses. It counts three forward passes: 2 FLOPs a token for each weight
+of the layers' matrices and of the head, and causal attention without its masked half. Of a layer's experts only the
+active ones count. Recomputation and the proximal pass do not count.
 
-The peak is the rate of a large bf16 product in the same run.
+The peak is the rate of a large bf16 product in the same run. If a shape has fewer layers than the real model, its head
+has a larger share of the work.
 
 `--ablate` repeats each case with one change of `ABLATIONS` at a time; `--set` changes options for all. `--replicas 2`
-has copies of the model, and `--unit-bytes 0` gathers each layer separately. `--profile DIR` records one more step of
-each case: the time of rank 0's GPU in kernels, in NCCL's kernels only, and in none.
+trains two copies of the model, and `--unit-bytes 0` gathers each layer separately. `--profile DIR` records one more
+step of each case: the time of rank 0's GPU in kernels, in NCCL's kernels only, and in none.
 
     python -m benchmarks.learner --shapes 0.6B 4B --cases 8x2048 1x16384 heavy --ablate
 
-`lengths` means the same number of tokens a step in sequences of 2k to 128k. Longer passes leave less room for
-activations, and the rows show the share that the layers keep:
+The cases `lengths` have the same number of tokens a step, in sequences of 2k to 128k. Longer passes leave less room for
+activations, and the column `kept` shows the share of them that the layers keep:
 
     python -m benchmarks.learner --cases lengths --runs 2 --name=-lengths
     python -m benchmarks.learner --cases lengths 1x262144 --runs 2 --ranks 2 --context-ranks 2 --name=-lengths-2
@@ -85,7 +86,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One case under one configuration. Seconds are medians. Rates are without and with the proximal phase."""
+    """One case under one configuration. Seconds are medians. `tokens_per_s` and `mfu` leave out the proximal phase."""
 
     shape: str
     case: str
@@ -99,7 +100,7 @@ class Row:
     peak_gb: float
     first_step_s: float
     kept: float
-    """The share of their activations that layers keep."""
+    """The share of activations that layers keep instead of computing them again."""
     exchange: Exchange
     """The choice of when ranks exchange weights and gradients."""
     profile: Profile | None

@@ -21,7 +21,7 @@ Spawn = multiprocessing.get_context("spawn")
 
 
 def measure(folder: Path, size: int, count: int = 8000) -> Iterator[dict[str, Any]]:
-    """Measure messages or values of `size` bytes a second, for each limit."""
+    """Measure how many messages or values of `size` bytes each limit allows in a second."""
     for name, work in (("router with credits", router), ("lmdb, fsync", store), ("write, fdatasync", write)):
         before = os.times()
         seconds = work(folder, size, count)
@@ -56,7 +56,7 @@ def router(folder: Path, size: int, count: int) -> float:
 
 
 def send(port: int, size: int, count: int) -> None:
-    """Send `count` messages of two frames, `CREDITS` of them unanswered at once."""
+    """Send `count` messages of two large frames and a number, with at most `CREDITS` of them unanswered."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.connect(f"tcp://127.0.0.1:{port}")

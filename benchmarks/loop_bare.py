@@ -1,7 +1,7 @@
 """Measures the token rate of benchmarks.gpu_loop's workload without asyncrl: the upper limit of the fleet's rate.
 
-A bare asyncio client plays the same drawn episodes, as many at once: it posts the whole conversation for each turn,
-waits as the agent does, and requests log-probs without reading them.
+A bare asyncio client plays the same drawn episodes, the same number at once. It posts the whole conversation for each
+turn, waits as the agent does, and requests log-probs without reading them.
 """
 
 from __future__ import annotations

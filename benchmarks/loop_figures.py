@@ -13,7 +13,7 @@ from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import read_lines
 
 FIRST = 2
-"""Steps that no figure counts, since engines start and kernels are compiled in them."""
+"""The number of first steps that no figure counts: engines start and kernels are compiled in them."""
 
 PHASES = ("wait", "fetch", "proximal", "train", "publish", "checkpoint")
 COUNTERS = {
@@ -26,7 +26,7 @@ COUNTERS = {
     "server_faults": "server_faults",
     "episodes_failed": "failed",
 }
-"""Counters of the actor by their names in a result. A counter that the actor does not have is left out."""
+"""Maps names in a result to counters of the actor. A counter that the actor does not have is left out."""
 
 FLEET = (*COUNTERS.values(), "tokens", "idle_seconds", "weights_transfer_s", "weights_switch_s", "weights_bytes")
 DROPPED = ("tokens_thrown_away", "evicted")
@@ -39,7 +39,7 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
     rate to the bare client's. `fleet_idle` is the share of the time in which no server has a turn to sample, without
     the stops of pushes.
 
-    Raises ValueError: the run has not done FIRST + 1 steps.
+    Raises ValueError: the run has not done FIRST + 1 steps, or its actor has written no metrics.
     """
     learner = [row for row in read_lines(metrics_file(run_dir, "learner")) if "seconds/step" in row]
     if len(learner) <= FIRST:
@@ -131,7 +131,7 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _histogram(rows: Sequence[Row], prefix: str, weight: str = "") -> dict[int, float]:
-    """The share of each lag over all rows, from the counts or shares in the columns PREFIX LAG."""
+    """The share of each lag over all rows, from the counts or shares in columns such as `lag/3`."""
     counts: dict[int, float] = {}
     for row in rows:
         for name, count in row.items():

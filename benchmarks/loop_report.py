@@ -1,9 +1,9 @@
-"""A table in Markdown, and a picture, of results of benchmarks.gpu_loop.
+"""Makes a table in Markdown, and a picture, from results of benchmarks.gpu_loop.
 
 python -m benchmarks.loop_report runs/gpu_loop/gpu_loop-*.json --picture loop.png
 python -m benchmarks.loop_report benchmarks/results/gpu_loop-*.json
 
-The first command shows your results, the second the results of asyncrl.
+The first command shows your results, the second those that asyncrl has published.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Result:
             differ = ", ".join(f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names)
             raise ConfigError(
                 f"--resume: {self._file}: {differ}; use the same settings, give another --name, or leave out "
-                "--resume, which measures everything again and replaces it"
+                "--resume, so that everything is measured again and the file is replaced"
             )
 
 
@@ -76,5 +76,5 @@ def _resumed(file: Path) -> dict[str, Any]:
         return read_record(file)
     except DataError as error:
         raise ConfigError(
-            f"--resume: {error}; give another --name, or leave out --resume, which replaces it"
+            f"--resume: {error}; give another --name, or leave out --resume to replace the file"
         ) from error

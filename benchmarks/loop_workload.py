@@ -70,7 +70,7 @@ class Workload:
         return self.prompt_tokens + sampled + turns * (self.observation_tokens + 32)
 
     def tasks(self, count: int) -> list[Task]:
-        """Tasks with distinct prompts, each of which carries the workload to the agent."""
+        """Tasks with distinct prompts. Each task carries the workload to the agent."""
         drawn, carried = random.Random(self.seed), json.dumps(asdict(self))
         return [
             Task(
@@ -96,7 +96,7 @@ async def play(task: Task, base_url: str, api_key: str) -> Any:
     from asyncrl.agents import AgentResult
 
     workload = Workload(**json.loads(task.extra_info["workload"]))
-    # The ticket without its attempt, so that a repeated episode is the same.
+    # The ticket's id without the number of the attempt: a repeated episode must have the same draws.
     name = unquote(urlsplit(base_url).path.split("/")[1]).rpartition(".")[0]
     drawn, messages = random.Random(f"{workload.seed} {name} texts"), [dict(message) for message in task.messages]
     turns, missing = workload.episode(name), 0

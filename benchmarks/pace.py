@@ -1,8 +1,8 @@
-"""Simulates two ways to throw less away: the oldest groups first, and fewer episodes in flight while groups wait.
+"""Simulates two ways to waste fewer tokens: train the oldest groups first, and play fewer episodes while groups wait.
 
 A simulation around the real replay (`asyncrl.capacity`) runs the workload of `benchmarks.gpu_loop` on two engines, at
-rates like those of 0.6B models on H100s. One learner is as fast as measured. A second learner takes three times as
-long, so that engines are faster. Every setting gets the same episodes.
+rates like those of 0.6B models on H100s. The learner `fast` is as fast as measured. The learner `slow` takes about
+three times as long, so the engines are ahead of it. Every setting gets the same episodes.
 
     python -m benchmarks.pace
 """
@@ -22,7 +22,7 @@ from benchmarks.record import write_result
 
 TASKS, MEMBERS = 400, 8
 LEARNERS = {"fast": 2.4e-5, "slow": 8e-5}
-"""Seconds of training a token."""
+"""Maps each learner to the seconds in which it trains a token."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "fifo, all": {"sampler": "fifo", "spare_batches": None},
     "oldest, all": {"sampler": "oldest", "spare_batches": None},

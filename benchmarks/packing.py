@@ -1,9 +1,9 @@
 """Measures how evenly sequences are dealt to ranks and passes, and the time of dealing.
 
-Heavy-tailed lengths (log-normal, 64 to 16,384 tokens) in passes of at most 16,384 tokens, with the costs of a
-Qwen3-0.6B. For each schedule: the passes, the excess of the most expensive rank over the mean, and the excess of the
-passes in lockstep. Karmarkar-Karp followed by first-fit-decreasing is the comparison. Times are processor time, the
-least of three.
+The lengths are heavy-tailed (log-normal, 64 to 16,384 tokens), a pass has at most 16,384 tokens, and costs are those of
+a Qwen3-0.6B. Each schedule has three figures: the passes; `rank`, the excess of the most expensive rank's cost over the
+mean; and `lockstep`, the excess if the ranks wait for each other after each pass. The comparison is Karmarkar-Karp
+followed by first-fit-decreasing. Times are processor time, the least of three.
 
     python -m benchmarks.packing
 """

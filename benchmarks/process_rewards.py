@@ -27,7 +27,7 @@ BATCH = 64
 
 
 def run(seed: int, weight: float, steps: int, target: float, overrides: list[str]) -> dict[str, Any]:
-    """Run once: the accuracies by step, and the number of trajectories trained until the target."""
+    """Train once. Returns the accuracy by step, and the number of trajectories trained until the target."""
     name = f"seed-{seed}-weight-{weight}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
     command = [

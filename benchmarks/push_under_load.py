@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 300.0
 WINDOWS = 10
-"""Windows of the profile in each calm time."""
+"""The number of windows into which each calm time is divided, to show how the rate changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class PushLoad:
 
 
 class Traffic:
-    """Requests through the fleet: a new request follows each that ends. `lost` counts failed and too short answers."""
+    """Requests through the fleet: a new request follows each that ends. `lost` counts answers that failed or were too
+    short."""
 
     def __init__(self, fleet: Fleet, load: PushLoad, vocabulary: int) -> None:
         self.arrivals = Arrivals()

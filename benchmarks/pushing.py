@@ -1,4 +1,4 @@
-"""The learner's side of pushes in a separate process, and the notice of a push to an engine."""
+"""The learner's side of pushes in a separate process, and the wait for the notice of a push on the engine's side."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Learner:
         self.endpoint, self.port, self.store_port, self.nbytes = ours.recv()
 
     def push(self, version: int, way: str) -> None:
-        """Begin to push, and return immediately. `gathered` is `distributed` with the buckets filled beforehand. `gloo`
-        only broadcasts as many bytes from memory."""
+        """Begin to push, and return immediately. `way` is a channel of weights, or one of these: `gathered` is
+        `distributed` with the buckets filled beforehand, and `gloo` only broadcasts as many bytes from memory."""
         self._pipe.send((version, way))
 
     def done(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ class Learner:
 
 
 def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
-    """Run the process of `Learner`. From version to version one weight of a hundred changes."""
+    """Run the process of `Learner`. Between two versions one in a hundred weights changes."""
     torch.set_num_threads(1)
     model = make_model(shape, torch.bfloat16, device)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}

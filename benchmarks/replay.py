@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a trajectory")
     parser.add_argument("--count", type=int, default=8000, help="trajectories of a throughput run")
     parser.add_argument("--shards", type=int, default=2, help="shards of the second throughput run")
-    parser.add_argument("--facts", type=int, default=100_000, help="trajectories in the restarted store")
+    parser.add_argument("--facts", type=int, default=100_000, help="trajectories in the store of the restarted replay")
     parser.add_argument("--only", nargs="+", default=["throughput", "limits", "tickets", "far", "restart"])
     parser.add_argument("--ray", help="a Python that has Ray, for the plain alternative")
     parser.add_argument("--dir", type=Path, default=Path("runs/benchmarks"), help="a folder on the disk to be measured")

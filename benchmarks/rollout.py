@@ -14,7 +14,7 @@ Requests are short and of mixed lengths, so that some end in every few decoding 
 
 A standstill is the longest time around the push without an answer, less the longest in the calm time before. `lost_s`
 is the whole cost of a push: the lost seconds of generation. Each push carries all weights, with unchanged values. A
-mode that the servers can only do as `abort` (before 0.5.22) is left out.
+mode that the servers (SGLang before 0.5.22) replace by `abort` is left out.
 
 Whole episodes, with turns and tool calls, are measured with `--fake` only: random weights call no tools.
 """
@@ -120,7 +120,7 @@ async def pushes(served: Servers, plan: Plan, wanted: Sequence[Push]) -> list[di
             row = await push_under_load.measure(served.urls, served.policy, plan.push, push, folder)
         except (TimeoutError, ValueError) as error:
             row = {**row_of, "failed": str(error) or "no server took the weights"}
-        result.append(row or {**row_of, "failed": "these servers do it as abort"})
+        result.append(row or {**row_of, "failed": "these servers replace this mode by abort"})
         print({name: value for name, value in result[-1].items() if name != "each_push"}, flush=True)
     return result
 
@@ -155,9 +155,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="the folder that the servers of --url serve")
     parser.add_argument("--ways", nargs="+", default=["auto"], help="as in weights.into_servers")
     parser.add_argument("--modes", nargs="+", default=MODES, help="as in weights.mode")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of it")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the result has medians")
-    parser.add_argument("--pushes", type=int, help="pushes of each mode and route, of which the result has medians")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; the result has their medians")
+    parser.add_argument("--pushes", type=int, help="pushes of each mode and route; the result has their medians")
     parser.add_argument("--name", help="name of the result; default: cpu, cuda or fake")
     options = parser.parse_args()
     if options.url and options.model is None:

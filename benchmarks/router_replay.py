@@ -4,8 +4,9 @@
 Qwen3-MoE, and samples TURNS turns at temperature 1 in each dtype of the engine. The learner then computes the log-probs
 of the sampled tokens in each of its dtypes, once with its own routing and once with the engine's experts.
 
-With r = log pi - log mu for each sampled token, `mean_abs` is the mean of |r|, and `k3` the mean of exp(r) - 1 - r, an
-estimate of KL(mu || pi). `changed` is the share of (token, layer) at which the learner would choose other experts.
+The learner gives a sampled token the probability pi, and the engine mu. With r = log pi - log mu, `mean_abs` is the
+mean of |r|, and `k3` the mean of exp(r) - 1 - r, an estimate of KL(mu || pi). `changed` is the share of (token, layer)
+at which the learner would choose other experts.
 
 The result goes to benchmarks/results/router_replay.json.
 """
@@ -53,8 +54,8 @@ ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THR
 
 
 class Turn(NamedTuple):
-    """A sampled turn after `prompt` int32[P]: tokens int32[G], their logprobs float32[G], and `routing`
-    uint8[P + G, W], in which the row of the last token is marked as missing."""
+    """A sampled turn after `prompt` int32[P]: `tokens` int32[G], their `logprobs` float32[G], and `routing`
+    uint8[P + G, W]. W bytes name the experts of a token; those of the last token are marked as missing."""
 
     prompt: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -63,8 +64,8 @@ class Turn(NamedTuple):
 
 
 def save_model(folder: Path) -> RoutingShape:
-    """Write a model of 8 layers with 4 of 32 experts for a token. Its weights are large, so that its choices are
-    clear."""
+    """Write a model of 8 layers with 4 of 32 experts for a token. Its weights are large, so that its routers
+    prefer some experts clearly."""
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,

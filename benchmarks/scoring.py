@@ -87,7 +87,7 @@ def make_backbone(device: str) -> Any:
 
 
 def make_load(rng: np.random.Generator, groups: int, prompt: float, response: float, vocabulary: int) -> list[Encoded]:
-    """Make trajectories in a random order, as a replay may lease them."""
+    """Make trajectories in a random order, since a replay may lease them in any order."""
     inputs = []
     for _ in range(groups):
         shared = rng.integers(0, vocabulary, _length(rng, prompt, 0.5))
@@ -99,7 +99,7 @@ def make_load(rng: np.random.Generator, groups: int, prompt: float, response: fl
 
 
 def _length(rng: np.random.Generator, median: float, spread: float) -> int:
-    """Log-normal, at most 8 times the median."""
+    """Draw a log-normal length of at most 8 times the median."""
     return int(np.clip(rng.lognormal(np.log(median), spread), STEPS * 2, 8 * median))
 
 

@@ -2,11 +2,11 @@
 
 `python -m benchmarks.scoring_pool` fills a durable replay with trajectories in groups of 8 that share a prompt.
 `python -m asyncrl.scoring` processes label them on the CPU, one thread each, with a process reward model of random
-weights. It compares one trajectory a lease and a pass; leases and passes bounded by tokens, as by default; and two such
-processes.
+weights. Three settings are compared: one trajectory in each lease and forward pass; leases and passes that tokens
+limit, as by default; and the same with two processes.
 
-The clock runs from the first label to the last, so that no start is counted. Tokens a second count every token of every
-trajectory, including prompts that are read once for a group.
+The clock runs from the first label to the last, so the time in which processes start does not count. Tokens a second
+count every token of every trajectory, including prompts that are read once for a group.
 """
 
 from __future__ import annotations

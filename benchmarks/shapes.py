@@ -17,8 +17,8 @@ import torch
 
 
 class Shape(NamedTuple):
-    """Sizes of a model. Up to 12 heads are 64 wide, more heads 128. A mixture has `experts` experts in each layer, each
-    `intermediate` wide, of which `active` compute a token."""
+    """Sizes of a model. Heads are 64 wide if there are up to 12, else 128. A mixture has `experts` experts in each
+    layer, each `intermediate` wide, of which `active` compute a token."""
 
     hidden: int
     intermediate: int

@@ -1,11 +1,13 @@
 """Measures how much time the learner saves by computing a group's prompt once.
 
-Groups with a common prompt and different answers, Qwen3 shapes with random weights, one update a step, and the passes
-of the learner's schedule. Rates count the tokens of whole sequences, including the shared tokens. Times are medians of
-`--runs` steps after a warm-up step: wall-clock time with an idle GPU at both ends, or processor time on the CPU.
+The members of a group have a common prompt and different answers. The models are Qwen3 shapes with random weights. A
+step has one update, in the passes of the learner's schedule. Rates count the tokens of whole sequences, including the
+shared tokens. Times are medians of `--runs` steps after a warm-up step: wall-clock time with an idle GPU at both ends,
+or processor time on the CPU.
 
-`--errors` compares one group with float32 and unshared prefixes: the largest difference of log-probs, and the relative
-norm of the gradient's difference.
+`--errors` computes one group in float32 without sharing, and in the GPU's dtype with and without sharing. It prints how
+much the latter two differ from float32: the largest difference of log-probs, and the relative norm of the gradient's
+difference.
 
     python -m benchmarks.shared_prefixes --shape 0.6B --prompts 128 1024 4096 --answers 512 2048 --errors
 """
@@ -59,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """`groups` of `members` with prompts and answers of that many tokens."""
+    """`groups` groups of `members` sequences, each with `prompt` and then `answer` tokens."""
 
     groups: int
     members: int

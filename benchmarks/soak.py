@@ -2,8 +2,8 @@
 
 The real `Server` with its service and store runs in this process, with requests passed to it directly. An actor takes
 tickets and delivers small trajectories, a scorer labels them, and a learner takes plans, publishes and checkpoints, so
-that everything is released (`retention: none`). Anonymous resident memory and the store's size are sampled. The store
-grows only by about 120 bytes of records and plans a trajectory, which prevent that an id is accepted twice.
+that everything is released (`retention: none`). Anonymous resident memory and the store's size are sampled. For each
+trajectory the store keeps only about 120 bytes of records and plans, so that no id is accepted twice.
 
     python -m benchmarks.soak --trajectories 100000
 """

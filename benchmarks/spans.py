@@ -27,7 +27,7 @@ PROMPT, RESPONSE = 32, 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, help="folder of a run for the share, such as runs/demo")
+    parser.add_argument("--run", type=Path, help="folder of a run, such as runs/demo: also show the share of its spans")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         costs = nanoseconds(Path(folder))
@@ -71,7 +71,7 @@ def _each(act: Callable[[], object]) -> float:
 
 def replays() -> dict[str, float]:
     """Processor time of a real replay for each short episode from ticket to plan, alternately with and without spans.
-    The replay has the most spans for the least work."""
+    Of all roles the replay has the most spans for its work."""
     taken: dict[str, list[float]] = {"true": [], "false": []}
     for _ in range(ROUNDS):
         for wanted, seconds in taken.items():

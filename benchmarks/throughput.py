@@ -14,8 +14,8 @@ from benchmarks.clients import Client, Load, Run, run_all
 async def compare(
     clients: Mapping[str, Client], load: Load, concurrency: int, requests: int, rounds: int
 ) -> dict[str, list[Run]]:
-    """Run `requests` requests with each client in each round, after a warm-up round. Another client begins each
-    round."""
+    """Run `requests` requests with each client in each round, after a warm-up round. Each round begins with
+    the next client."""
     rng = np.random.default_rng()
     runs: dict[str, list[Run]] = {name: [] for name in clients}
     for number in range(rounds + 1):

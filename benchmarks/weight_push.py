@@ -157,7 +157,7 @@ def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
 
 
 async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: bool) -> dict[str, Any]:
-    """Push into an embedded engine with 8 requests, and compute the switch as a share of the push."""
+    """Push into an embedded engine that has 8 requests. Computes the engine's pause as a share of the push's time."""
     from asyncrl.engine.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(
@@ -201,7 +201,7 @@ async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: 
 
 
 def timed_switches(engine: Any) -> list[float]:
-    """Record the seconds of every later switch, in which the engine's thread decodes nothing."""
+    """Record the seconds of every later switch to new weights, in which the engine's thread decodes nothing."""
     seconds: list[float] = []
     switch: Callable[..., None] = engine._switch
 

@@ -7,8 +7,8 @@ fleet sends them; `list`, one request for all; `n`, one request for each group.
 An answer ends at one of many stop tokens, so that lengths vary as in a run. The forms alternate with new prompts;
 results are medians over rounds. `mean_wait_s` is the mean time from the beginning to an answer.
 
-`--embedded` measures the embedded engine instead: with the prompts of groups and with as many different prompts, and
-the number of prompt tokens that it computes.
+`--embedded` measures the embedded engine instead, once with a common prompt for each group, and once with a different
+prompt for each answer. It also counts the prompt tokens that the engine computes.
 
 Results go to benchmarks/results/whole-batches-NAME.json.
 """
@@ -45,7 +45,8 @@ PROMPT, LONGEST, MEAN = 192, 256, 64
 SHAPE = "tiny"
 VOCABULARY = SHAPES[SHAPE].vocabulary
 STOP = range(VOCABULARY // MEAN)
-"""Stop tokens. A random model samples all tokens with about equal probability, so one follows after MEAN on average."""
+"""Stop tokens. A random model samples all tokens with about equal probability, so it samples a stop token after MEAN
+tokens on average."""
 SAMPLING = Sampling(1.0, LONGEST)
 
 Prompt = NDArray[np.int32]
@@ -140,7 +141,7 @@ async def on_server(python: str, rounds: int, names: Sequence[str], arguments: S
 
 
 async def embedded(groups: int, rng: np.random.Generator) -> dict[str, float]:
-    """Sample all answers at once, to the prompts of `groups` groups."""
+    """Sample the answers to `groups` different prompts, all at once."""
     from asyncrl.config.schema import EngineConfig
     from asyncrl.engine.embedded import EmbeddedEngine
 

@@ -1,6 +1,6 @@
 """Measures encoding and decoding of a trajectory, compared with msgpack of lists and with a copy of its bytes.
 
-A trajectory of T tokens in a few turns. `decode` returns a checked `Trajectory`; lists are decoded to lists, or to
+The trajectory has T tokens in a few turns. `decode` returns a checked `Trajectory`; lists are decoded to lists, or to
 unchecked arrays. Every figure is the median processor time of many runs.
 
 A hot copy repeats one buffer. A cold copy takes the next of many buffers, so that neither source nor target is in a
@@ -159,8 +159,8 @@ def measure(length: int, turns: int, runs: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of the trajectory")
-    parser.add_argument("--turns", type=int, nargs="+", default=[2, 10], help="its turns, an even number")
-    parser.add_argument("--runs", type=int, default=3000, help="calls, of which the median counts")
+    parser.add_argument("--turns", type=int, nargs="+", default=[2, 10], help="turns of the trajectory, an even number")
+    parser.add_argument("--runs", type=int, default=3000, help="calls; the result is their median")
     options = parser.parse_args()
     rows = [{"turns": turns, **measure(options.tokens, turns, options.runs)} for turns in options.turns]
     for name in rows[0]:

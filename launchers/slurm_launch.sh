@@ -17,10 +17,10 @@
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 python="${ASYNCRL_PYTHON:-python3}"
-# In a checkout any Python finds ./asyncrl, but only the Python of its environment has the packages.
+# In a checkout any Python finds ./asyncrl, but only the Python of asyncrl's environment has the packages.
 needs='import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, ["asyncrl", "torch", "zmq"])))'
 if ! { command -v "$python" && "$python" -c "$needs"; } >/dev/null; then
-  echo "asyncrl: $python has no asyncrl with its packages; activate its environment, or name its Python by ASYNCRL_PYTHON" >&2
+  echo "asyncrl: $python has no asyncrl with its packages; activate its environment, or set ASYNCRL_PYTHON to its Python" >&2
   exit 2
 fi
 if [[ "${1:-}" == --chain ]]; then

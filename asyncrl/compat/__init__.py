@@ -1,12 +1,12 @@
 """Data types and classes of other trainers, so that code written for them works here.
 
-verl/ has verl's batch type, trajectories in its layout, reward managers, interactions, the translation of its
-configurations (configuration/) and its single controller with operators (controller/). trl/ translates configurations
-of TRL. docs/verl.md and docs/trl.md list the differences.
+verl/ has verl's batch type, reward managers, interactions, tools and agent loops, the conversion of trajectories to
+verl's layout, the translation of verl's configurations (configuration/), and verl's single controller (controller/).
+trl/ translates configurations of TRL. docs/verl.md and docs/trl.md list the differences.
 
 No other package imports this one. Some options need a class or a program of this package; `config/extensions.py` has
-their names. A run without such an option loads nothing from here. This package keeps no promise of its own: the
-operators run on the learner, the engine and the scorers, which keep the promises.
+the path of each. A run without such an option loads nothing from here. This package itself keeps none of the promises
+in docs/concepts.md: it calls the learner, the engine and the scorers, which keep them.
 
 In reading order:
 - verl/protocol.py, rows.py, tensors.py: the batch type `DataProto`

@@ -1,6 +1,6 @@
 """Translates a configuration of another trainer with a table of rows, and reports the differences.
 
-`asyncrl from-verl` and `asyncrl from-trl` share this report and the form of the experiment file.
+`asyncrl from-verl` and `asyncrl from-trl` use it, so their reports and experiment files have the same form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncrl.masking import masked
 
 
 class OtherConfig(Protocol):
-    """A configuration of another trainer: the value of each key, its own default included."""
+    """A configuration of another trainer. A key that is not set has the trainer's default."""
 
     def __getitem__(self, key: str) -> Any: ...
 
@@ -37,9 +37,9 @@ class Translated:
     - `trainer`: the name of the other trainer
     - `settings`: our keys with their values
     - `differs`: lines about values that could not be copied exactly
-    - `without`: lines about keys without a counterpart
+    - `without`: lines about keys without a counterpart, except those in `off`
     - `unknown`: lines about keys that the table does not know
-    - `off`: keys without a counterpart whose value turns a feature off
+    - `off`: keys that have no counterpart and need none, since their value turns a feature off
     """
 
     trainer: str
@@ -66,8 +66,9 @@ class Translated:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a trainer's keys, in order. `row_of` finds the row of a key, and returns None for an unknown key.
+    """The rows of a trainer's keys, in the order in which the report has them.
 
+    `row_of` finds the row of a key, and returns None for an unknown key.
     `version` names the trainer with its release, for messages about unknown keys.
     """
 
@@ -77,7 +78,7 @@ class Table:
     version: str
 
     def settings(self, source: OtherConfig) -> Iterator[Setting | str]:
-        """The settings of all rows, and remarks on values that could not be copied."""
+        """Yield the settings of all rows, and remarks on values that cannot be copied exactly."""
         for row in self.rows:
             try:
                 yield from row.translate(source) if row.translate else ()
@@ -88,7 +89,8 @@ class Table:
     def translated(
         self, source: OtherConfig, given: Sequence[str], settings: Mapping[str, Any], differs: Sequence[str]
     ) -> Translated:
-        """The result for the `given` keys, with the settings in the order of our own keys."""
+        """Make the result: `settings` in the order of asyncrl's keys, `differs`, and lines about the `given` keys that
+        have no counterpart or are unknown."""
         without, off = self._without(source, given)
         names = [each.removesuffix(".*") for row in self.rows for each in row.there]
         unknown = [
@@ -102,7 +104,7 @@ class Table:
 
     def with_value(self, key: str, source: OtherConfig) -> str:
         """The key and its value, as `key=value`."""
-        # None of the trainer's own keys is a secret, although some end with `_key` or `_token`.
+        # An unknown key may be a secret by its name. The trainer's own keys are not, although some end with `_key`.
         return f"{key}={as_yaml(masked(source[key], '' if self.row_of(key) else key.rpartition('.')[2]))}"
 
     def _without(self, source: OtherConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -119,7 +121,7 @@ class Table:
         return lines, off
 
     def _shown(self, row: Row, keys: Sequence[str], source: OtherConfig) -> Iterator[str]:
-        """The keys that the row names, each with its value. Keys of a section that the row has as `.*` are counted."""
+        """The keys that the row names one by one, each with its value, then the number of keys for each `SECTION.*`."""
         whole: Counter[str] = Counter()
         for key in keys:
             sections = [each for each in row.there if each.endswith(".*") and key.startswith(each[:-1])]
@@ -139,7 +141,7 @@ def experiment(translated: Translated) -> DictConfig:
 
 
 def experiment_text(translated: Translated, out: Path | None) -> str:
-    """The text of the experiment file. Its first line says how to start it from the file `out`."""
+    """The text of the experiment file. Its first line is a comment with the command that trains from the file `out`."""
     name = out or Path("mine.yaml")
     start = f"asyncrl train experiment={name if name.is_absolute() else f'./{name}'}"
     return f"# From {translated.trainer}: {start}\n{OmegaConf.to_yaml(experiment(translated))}"
@@ -160,9 +162,9 @@ def refused(text: str) -> Iterator[str]:
 
 
 def write(text: str, report: Sequence[str], out: Path | None) -> None:
-    """Write the experiment file to `out`, and the report to the terminal. The file has the report as comments.
+    """Write the experiment file to `out`, and the report to the terminal. The file also has the report, as comments.
 
-    Without `out`, the file goes to the terminal.
+    Without `out`, only the file is written, to the terminal.
     """
     whole = "".join(f"# {line}\n" for line in report) + text
     if out is None:

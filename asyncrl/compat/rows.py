@@ -10,8 +10,8 @@ from typing import Any
 Setting = tuple[str, Any]
 """One of asyncrl's keys, with its value."""
 Translate = Callable[[Any], Iterator[Setting | str]]
-"""Gives settings, and a remark for each value that has no exact counterpart. It gets the configuration of the other
-trainer, whose values it reads by key."""
+"""A function that reads values of the other trainer's configuration by key. It yields settings, and a remark for each
+value that has no exact counterpart."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Row:
     - `here`: our keys; empty if there is no counterpart
     - `sentence`: the translation in words, or what to use instead
     - `translate`: makes our settings; None if another row's function reads these keys, or if this row makes no settings
-    - `defaults`: the values of the keys in that trainer
+    - `defaults`: that trainer's default values of the keys
     - `alias_of`: the newer name of this key; empty if its name is current
     """
 
@@ -45,7 +45,7 @@ def same(there: str, here: str, default: Any, sentence: str = "The same value.")
 
 
 def made(there: str, here: str, default: Any, sentence: str, translate: Translate) -> Row:
-    """A row whose settings a function makes, maybe from several keys."""
+    """A row whose settings `translate` makes. It may also read keys of other rows."""
     return Row((there,), here, sentence, translate, {there: default})
 
 
@@ -55,7 +55,7 @@ def used(there: str, here: str, default: Any, sentence: str) -> Row:
 
 
 def none(section: str, names: str, sentence: str) -> Row:
-    """A row for keys of a section that have no counterpart. `names` are separated by spaces."""
+    """A row for keys without a counterpart: the `names`, separated by spaces, of a section (empty: no section)."""
     return Row(tuple(f"{section}.{name}" if section else name for name in names.split()), "", sentence)
 
 
@@ -72,7 +72,8 @@ def part(name: str, **params: Any) -> dict[str, Any]:
 def dotted(path: str, name: str) -> str:
     """The path by which asyncrl finds the object `name` of the file or module `path`.
 
-    It is dotted if Python finds the module in the working directory or in PYTHONPATH, otherwise FILE.py:NAME.
+    It is FILE.py:NAME if `path` is absolute, or if a folder or the file has a name that no module can have. Otherwise
+    it is dotted, and the file must be in the working directory or in PYTHONPATH.
     """
     if path.startswith("pkg://"):
         return f"{path.removeprefix('pkg://').replace('/', '.')}.{name}"
@@ -81,6 +82,12 @@ def dotted(path: str, name: str) -> str:
     if file.is_absolute() or (not all(part.isidentifier() for part in parts) and file.suffix == ".py"):
         return f"{file}:{name}"
     return ".".join([*parts, name])
+
+
+def in_file(path: str, name: str) -> str:
+    """The path of the object `name` of a file, as FILE.py:NAME; of a module, it is dotted."""
+    file = path.removeprefix("file://")
+    return f"{at_home(file)}:{name}" if file.endswith(".py") else dotted(path, name)
 
 
 def at_home(path: str) -> str:

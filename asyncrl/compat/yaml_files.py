@@ -27,7 +27,10 @@ def read_small(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """The values of a file, with references unresolved. Raises the errors in `config.group_files.FAILURES`."""
+    """The values of a file. References such as `${a.b}` stay text.
+
+    Raises the errors in `config.group_files.FAILURES`.
+    """
     text = read_small(path)
     tree = yaml.compose(text, Loader=yaml.SafeLoader)
     if tree is not None and _count(tree, {}) > MAX_VALUES:

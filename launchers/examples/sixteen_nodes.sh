@@ -16,7 +16,8 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@600
 launch="$(dirname "${BASH_SOURCE[0]}")/../slurm_launch.sh"
-# Slurm runs a copy of this script elsewhere, but in the folder where sbatch was called.
+# Slurm runs a copy of this script from another folder, so the path above may not exist. The working folder is the one
+# where sbatch was called.
 [[ -x "$launch" ]] || launch=launchers/slurm_launch.sh
 exec "$launch" experiment=gsm8k_calculator engine=sglang engine.server.tp_size=2 \
   "cluster.pools={train: {nodes: 8, gpus: 8}, rollout: {nodes: 8, gpus: 8}}" \

@@ -14,7 +14,8 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@300
 launch="$(dirname "${BASH_SOURCE[0]}")/../slurm_launch.sh"
-# Slurm runs a copy of this script elsewhere, but in the folder where sbatch was called.
+# Slurm runs a copy of this script from another folder, so the path above may not exist. The working folder is the one
+# where sbatch was called.
 [[ -x "$launch" ]] || launch=launchers/slurm_launch.sh
 exec "$launch" experiment=gsm8k_calculator engine=sglang \
   "cluster.pools={train: {nodes: 1, gpus: 8}, rollout: {nodes: 1, gpus: 8}}" \

@@ -19,7 +19,7 @@ MODES = {
 MEANS_OF_SEQUENCES = ("grpo", "sapo", "luspo")
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 BY_TOKEN = ("cispo", "sapo")
-"""Losses that have a ratio for each token, and none for a sequence."""
+"""Losses that have a ratio for each token, but none for a whole sequence."""
 
 
 def _advantage(source: TrlConfig) -> Iterator[Setting | str]:
@@ -33,8 +33,8 @@ def _advantage(source: TrlConfig) -> Iterator[Setting | str]:
         }
         yield "algorithm.advantage", part("gdpo", weights=by_name)
         yield (
-            "multi_objective_aggregation=normalize_then_sum: every function must give a number for every episode: one "
-            "for which a function returns None cannot be compared"
+            "multi_objective_aggregation=normalize_then_sum: every function must give a number for every episode: an "
+            "episode for which a function returns None cannot be compared with others"
         )
         return
     scale = {True: "group", False: "none"}.get(source["scale_rewards"], source["scale_rewards"])
@@ -76,7 +76,7 @@ def _loss(source: TrlConfig) -> Iterator[Setting | str]:
         yield f"loss_type={kind}: asyncrl lacks this loss and uses {instead} (docs/algorithms.md lists all)"
     level = source["importance_sampling_level"]
     if level not in ("token", "sequence") or (level == "sequence" and kind in BY_TOKEN):
-        yield f"importance_sampling_level={level}: left out, so that each token has its own ratio"
+        yield f"importance_sampling_level={level}: left out, so each token has its own ratio"
 
 
 def _aggregation(source: TrlConfig) -> Iterator[Setting | str]:
@@ -122,7 +122,7 @@ ROWS: tuple[Row, ...] = (
         "scale_rewards",
         "`algorithm.advantage.params.normalise_std`",
         "group",
-        "`group` and true become `grpo`; `none` and false the same without the division by the group's spread; "
+        "`group` and true become `grpo`; `none` and false become `grpo` without the division by the group's spread; "
         "`batch` becomes `reinforce_pp_baseline`.",
         _advantage,
     ),
@@ -176,7 +176,12 @@ ROWS: tuple[Row, ...] = (
         "2, because episodes may be older than the policy that trains on them.",
         _correction,
     ),
-    used(f"{VLLM}_mode", "`algorithm.correction`", "sequence_mask", "`truncate` or `mask`, at this level."),
+    used(
+        f"{VLLM}_mode",
+        "`algorithm.correction`",
+        "sequence_mask",
+        "For example, `sequence_mask` becomes `mask` at the level `sequence`.",
+    ),
     used(f"{VLLM}_clip_max", "`algorithm.correction`", 3.0, "`cap` of `truncate`, or `high` of `mask`."),
     used(f"{VLLM}_clip_min", "`algorithm.correction`", None, "`floor` of `truncate`, or `low` of `mask`."),
     used(f"{VLLM}_cap", "`algorithm.correction`", None, "An older name of `vllm_importance_sampling_clip_max`."),
@@ -189,9 +194,9 @@ ROWS: tuple[Row, ...] = (
     none(
         "",
         "mask_truncated_completions",
-        "A truncated episode is trained. `algorithm.reward=[{name: overlong}]` lowers the rewards of long episodes.",
+        "Truncated episodes are trained, too. `algorithm.reward=[{name: overlong}]` lowers the rewards of long ones.",
     ),
-    none("", "top_entropy_quantile", "The loss `clip_cov` or `kl_cov` treats tokens by their covariance instead."),
+    none("", "top_entropy_quantile", "The losses `clip_cov` and `kl_cov` select tokens by their covariance instead."),
     none(
         "",
         "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",

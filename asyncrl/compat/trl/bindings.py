@@ -15,15 +15,16 @@ _PARTED = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.matc
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A function, or a part that Python may skip or repeat, such as a branch of `if`."""
+    """A function, class or comprehension (`is_scope`), or another part of a script that Python may skip or repeat, such
+    as a branch of `if`."""
 
     is_scope: bool
 
 
 @dataclass(frozen=True)
 class Binding:
-    """A name gets or changes its value in a line within `places`, the outermost first. `value` is None if only the
-    running script knows it."""
+    """A `line` in which a name gets or changes its value. `places` are the places around the line, the outermost first.
+    `value` is None if only the running script knows it."""
 
     line: int
     value: ast.expr | None
@@ -31,7 +32,7 @@ class Binding:
 
 
 def with_places(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[Place, ...]]]:
-    """Every node with the places that it is in. The names in simple assignments are left out."""
+    """Yield every node with the places around it. The names in simple assignments are left out."""
     waiting: list[tuple[ast.AST, tuple[Place, ...]]] = [(tree, ())]
     for node, places in waiting:
         yield node, places
@@ -45,13 +46,15 @@ def with_places(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[Place, ...]]]:
 
 
 def _may_be_skipped(node: ast.AST, field: str) -> bool:
-    """True if Python may skip or repeat the statements in a field. A script runs as the main program."""
+    """True if Python may skip or repeat the statements in a field. `if __name__ == "__main__"` skips nothing, since the
+    script is the main program."""
     if field not in ("body", "orelse") or not isinstance(node, _PARTED):
         return False
     return not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and _base(node.test.left) == "__name__")
 
 
 def is_within(places: tuple[Place, ...], seen: tuple[Place, ...]) -> bool:
+    """True if a node within the places `seen` is also within all of `places`."""
     return all(place in seen for place in places)
 
 
@@ -85,7 +88,8 @@ def _base(node: ast.AST) -> str:
 
 
 def set_attributes(node: ast.AST) -> Iterator[tuple[str, str, ast.AST]]:
-    """The attributes that a node sets: the object's name, the attribute, and its value, or the node without a value."""
+    """The attributes that a node sets: the object's name, the attribute, and its value. If the text does not tell the
+    value, the node itself is given in its place."""
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:

@@ -21,8 +21,8 @@ from asyncrl.compat.trl.table import DEFAULTS, TABLE
 from asyncrl.config.commands import command_name
 
 LAG = (
-    "TRL alternates between generation and training; here both run at once, on data that is at most replay.max_lag=2 "
-    "versions old. Set 0 to alternate"
+    "TRL alternates between generation and training; here both run at once, and training uses data that is at most "
+    "replay.max_lag=2 versions old. Set replay.max_lag=0 to alternate"
 )
 
 
@@ -45,7 +45,7 @@ def translated(file: Path | None, words: Sequence[str], out: Path | None) -> tup
     result = translate(*read_trl(file, words))
     text = experiment_text(result, out)
     problems = list(refused(text))
-    return text, [*result.report, *(["Fix before a start:"] if problems else []), *problems]
+    return text, [*result.report, *(["Fix before you start a run:"] if problems else []), *problems]
 
 
 def translate(given: dict[str, Any], remarks: Sequence[str] = ()) -> Translated:

@@ -24,7 +24,7 @@ def _engine(source: TrlConfig) -> Iterator[Setting | str]:
     )
     if source["vllm_mode"] == "colocate":
         yield (
-            "vllm_mode=colocate: learner and servers have GPUs of their own here; on shared ones they take turns, with "
+            "vllm_mode=colocate: learner and servers have GPUs of their own here; for turns on the same GPUs, set "
             "cluster.colocated=true and replay.max_lag=0"
         )
 
@@ -34,8 +34,8 @@ def _memory(source: TrlConfig) -> Iterator[Setting | str]:
         yield "engine.server.memory", source["vllm_gpu_memory_utilization"]
     elif source.says("vllm_gpu_memory_utilization"):
         yield (
-            f"vllm_gpu_memory_utilization={source['vllm_gpu_memory_utilization']}: left out, since it is that of a GPU "
-            "with the trainer; engine.server.memory is that of a server with its own GPU"
+            f"vllm_gpu_memory_utilization={source['vllm_gpu_memory_utilization']}: left out, since it is a share of a "
+            "GPU that the trainer also uses; engine.server.memory is a share of a GPU that only a server uses"
         )
 
 
@@ -46,7 +46,7 @@ def _width(source: TrlConfig) -> Iterator[Setting | str]:
 
 def _urls(source: TrlConfig) -> Iterator[Setting | str]:
     if source["use_vllm"] and source["vllm_server_base_url"]:
-        yield (f"vllm_server_base_url={source['vllm_server_base_url']}: `trl vllm-serve` does not serve asyncrl")
+        yield (f"vllm_server_base_url={source['vllm_server_base_url']}: asyncrl cannot use `trl vllm-serve`")
 
 
 def _grammar(source: TrlConfig) -> Iterator[Setting | str]:
@@ -83,7 +83,7 @@ ROWS: tuple[Row, ...] = (
         "vllm_server_base_url",
         "`engine.urls`",
         None,
-        "Left out: `trl vllm-serve` does not serve asyncrl. The run starts servers itself.",
+        "Left out: asyncrl cannot use `trl vllm-serve`. The run starts servers itself.",
         _urls,
     ),
     made("vllm_structured_outputs_regex", "`actor.response_format`", None, "The same pattern.", _grammar),

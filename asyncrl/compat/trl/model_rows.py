@@ -21,7 +21,7 @@ _NONE_IN_INIT = ("device_map", "use_cache", "low_cpu_mem_usage")
 
 
 def text(value: Any) -> Any:
-    """The value; a named object becomes its dotted path."""
+    """The value, or the dotted path of a function or class that the script names."""
     return value.path if isinstance(value, Named) else value
 
 
@@ -46,7 +46,7 @@ def _path(source: TrlConfig) -> Iterator[Setting | str]:
 def _rest_of_init(source: TrlConfig) -> Iterator[Setting | str]:
     for name, value in _init(source).items():
         if name not in (*_IN_INIT, *_NONE_IN_INIT):
-            yield f"model_init_kwargs.{name}={text(value)}: left out; model.override_config changes fields of the model"
+            yield f"model_init_kwargs.{name}={text(value)}: left out; model.override_config sets fields of config.json"
 
 
 def _attention(source: TrlConfig) -> Iterator[Setting | str]:
@@ -87,7 +87,7 @@ def _lora(source: TrlConfig) -> Iterator[Setting | str]:
     yield "model.lora.rslora", bool(source["use_rslora"])
     targets = source["lora_target_modules"]
     if targets is None:
-        yield "lora_target_modules is not given: peft would choose layers by the model's type, here all linear layers"
+        yield "lora_target_modules is not given: peft chooses layers by the model's type, asyncrl all linear layers"
     else:
         yield "model.lora.targets", [targets] if isinstance(targets, str) else list(targets)
     if source["lora_dropout"]:
@@ -123,13 +123,13 @@ def _rows(source: TrlConfig, key: str, ours: str, split: str) -> Iterator[Settin
         yield ours, [file]
     else:
         found = split_of(rows, split)
-        # A file of the hub's name needs quotes within the experiment file only on a command line.
+        # The experiment file needs no quotes around `hub:NAME?split=SPLIT`. Only a command line does.
         yield ours, [found.source]
 
 
 def _mixture(source: TrlConfig, ours: str) -> Iterator[Setting | str]:
     if ours == "data.eval":
-        yield "datasets: a mixture has no data.eval of its own; set data.eval, or learner.eval_every=0"
+        yield "datasets: the mixture is for training only; set data.eval, or learner.eval_every=0"
         return
     found = [dict(each) for each in source["datasets"]]
     sources = [
@@ -163,7 +163,7 @@ ROWS: tuple[Row, ...] = (
         "`revision`, `dtype`, `attn_implementation` and `trust_remote_code` are used. The report names all others.",
         _rest_of_init,
     ),
-    made("attn_implementation", "`model.attention`", None, "One that asyncrl lacks becomes `auto`.", _attention),
+    made("attn_implementation", "`model.attention`", None, "A kind that asyncrl lacks becomes `auto`.", _attention),
     made(
         "bf16",
         "`model.dtype`",

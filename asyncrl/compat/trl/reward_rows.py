@@ -19,11 +19,13 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
         "params": {"pattern": f"(?s){THOUGHTS}", "thoughts": True},
     },
 }
-"""The rule of asyncrl for each reward function that TRL ships."""
+"""Maps reward functions that TRL ships to rules of asyncrl."""
+REWARDS = frozenset(("get_reward", "get_call_reward"))
+"""The methods by which an environment rewards an episode or a call."""
 OVERLONG = "get_soft_overlong_punishment"
 MODEL = "reward_model_name_or_path"
 PLACEHOLDER = "MODULE.FUNCTION"
-"""The value of `scoring.rule` if no rule is known. A run refuses it, and does not use the default rule instead."""
+"""The value of `scoring.rule` if no rule is known. A run refuses it. Without it, a run would use the default rule."""
 
 
 def functions(source: TrlConfig) -> list[Any]:
@@ -33,7 +35,8 @@ def functions(source: TrlConfig) -> list[Any]:
 
 
 def rule_name(given: Any) -> str:
-    """The name under which the function reports its score. A function that cannot be read has its source text."""
+    """The name under which the function reports its score. A function that cannot be read is named by its source
+    text."""
     if isinstance(given, Unread):
         return given.text
     return str(given.path if isinstance(given, Named) else given).rpartition(".")[2]
@@ -66,19 +69,27 @@ def _rules(source: TrlConfig) -> Iterator[Setting | str]:
             )
     if rules:
         yield "scoring.rule", rules[0]["name"] if rules == [{"name": rules[0]["name"], "weight": 1.0}] else rules
-        if source["environment_factory"] is not None:
+        if _may_reward(source["environment_factory"]):
             yield "scoring.shaping.environment_weight", 1.0
     else:
         yield from _without_rules(source, bool(models))
 
 
+def _may_reward(environments: Any) -> bool:
+    """False if there are no environments, or if their classes are known to give no rewards."""
+    if isinstance(environments, Mapping):
+        return any(map(_may_reward, environments.values()))
+    names = environments.names if isinstance(environments, Named) else None
+    return environments is not None and (names is None or bool(names & REWARDS))
+
+
 def _without_rules(source: TrlConfig, has_model: bool) -> Iterator[Setting | str]:
     """The settings that keep the default rule out of the reward."""
-    if source["environment_factory"] is not None:
+    if _may_reward(source["environment_factory"]):
         yield "scoring.rule", "environment"
     elif has_model:
         yield "scoring.rule", "environment"
-        yield "scoring.rule=environment: it gives 0 in a run without environments, so that the reward is the model's"
+        yield "scoring.rule=environment: no environment gives rewards, so it gives 0, and the reward is the model's"
     else:
         yield "scoring.rule", PLACEHOLDER
         yield (
@@ -109,7 +120,7 @@ def _environment(source: TrlConfig) -> Iterator[Setting | str]:
 
 def _turns(source: TrlConfig) -> Iterator[Setting | str]:
     if source["max_tool_calling_iterations"] is not None:
-        # The last turn answers, after that many turns with calls.
+        # One more turn, since the policy answers after the last turn with calls.
         yield "actor.max_turns", source["max_tool_calling_iterations"] + 1
 
 
@@ -141,7 +152,7 @@ ROWS: tuple[Row, ...] = (
         "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
         "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`. "
         "The report names each function without a name. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
-        "which a run refuses. The rewards of a model or an environment alone use the rule `environment`.",
+        "which a run refuses. If only a model or an environment gives rewards, the rule is `environment`.",
         _rules,
     ),
     used("reward_weights", "`scoring.rule`", None, "The `weight` of each function; null means 1."),

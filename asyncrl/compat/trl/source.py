@@ -33,7 +33,7 @@ TRAINER = (
     "optimizers",
     "peft_config",
 )
-"""The arguments of GRPOTrainer that scripts give by position."""
+"""The first arguments of GRPOTrainer, in order, since a script may give them by position."""
 LORA = {
     "r": "lora_r",
     "lora_alpha": "lora_alpha",
@@ -134,10 +134,30 @@ def _of_script(script: Script, file: Path) -> tuple[dict[str, Any], list[str]]:
             remarks.append(f"{name}: only the running script knows this value ({error}); give {wanted}")
             continue
         given |= value
+    if (environments := given.get("environment_factory")) is not None:
+        given["environment_factory"] = _with_names(environments, script, file)
     return {**_adapters(given), **{key: value for key, value in given.items() if key != "args"}}, [
         *remarks,
         *_to_import(script, file, given),
     ]
+
+
+def _with_names(environments: Any, script: Script, file: Path) -> Any:
+    """The classes of environments, each with the names that its body defines, if the script or a module in the script's
+    folder has the class."""
+    if isinstance(environments, Mapping):
+        return {name: _with_names(each, script, file) for name, each in environments.items()}
+    if not isinstance(environments, Named):
+        return environments
+    module, _, name = environments.path.rpartition(".")
+    place = file.parent / f"{module.replace('.', '/')}.py"
+    if not environments.defined_here and not place.is_file():
+        return environments
+    try:
+        home = script if environments.defined_here else Script(read_small(place), place.stem)
+    except (*FAILURES, SyntaxError, RecursionError, MemoryError):
+        return environments  # A run names what is wrong with the module.
+    return replace(environments, names=home.names_in_class(name))
 
 
 def _value(script: Script, name: str, node: ast.AST) -> Any:
@@ -163,7 +183,8 @@ def _adapters(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_import(script: Script, file: Path, given: Mapping[str, Any]) -> Iterator[str]:
-    """A remark if a run that imports the script's functions would start its training, or need packages of TRL."""
+    """Yield a remark if a run must import the script to find its functions, and the import would start the script's
+    training or need packages of TRL."""
     named = [value for key, value in given.items() if key != "tools"]  # A run imports no plain functions as tools.
     values = [each for value in named for each in (value if isinstance(value, list) else [value])]
     here = sorted({each.path for each in values if isinstance(each, Named) and each.defined_here})
@@ -172,6 +193,6 @@ def _to_import(script: Script, file: Path, given: Mapping[str, Any]) -> Iterator
     if here and effects:
         yield (
             f"{', '.join(here)}: importing {file.name} would {' and '.join(effects)}: move "
-            f"{'it into a file of its' if len(here) == 1 else 'them into a file of their'} own, such as "
+            f"{'this definition' if len(here) == 1 else 'these definitions'} into another file, such as "
             f"my_{file.name}, and write this module's name in the experiment file"
         )

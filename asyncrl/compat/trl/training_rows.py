@@ -1,4 +1,4 @@
-"""Translates the keys of TRL for batches, steps, the optimizer, checkpoints and what is shown."""
+"""Translates the keys of TRL for batches, steps, the optimizer, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SCHEDULES = {
 }
 SINKS = ("wandb", "tensorboard", "trackio")
 PROCESSES = "num_processes"
-"""A word of accelerate, which starts TRL. It may be given as KEY=VALUE."""
+"""The number of processes. TRL's configuration lacks it, since accelerate starts the processes, so the user may add it
+as KEY=VALUE."""
 
 
 def _generated(source: TrlConfig) -> tuple[int, int]:
@@ -65,7 +66,7 @@ def _lengths(source: TrlConfig) -> Iterator[Setting | str]:
     yield "engine.max_length", tokens
     yield "learner.micro_tokens", source["per_device_train_batch_size"] * tokens
     if not source["vllm_max_model_length"] and not source["max_prompt_length"]:
-        yield "TRL limits no prompt: actor.max_tokens leaves 1024 tokens for it; raise it for longer prompts"
+        yield "TRL does not limit prompts: actor.max_tokens leaves 1024 tokens for a prompt; raise it for longer ones"
     if source["max_prompt_length"]:
         yield "data.truncation", "left"
 
@@ -202,7 +203,10 @@ ROWS: tuple[Row, ...] = (
     used("generation_batch_size", "`learner.batch_size`, `learner.minibatches`", None, "As above."),
     used("steps_per_generation", "`learner.batch_size`, `learner.minibatches`", None, "As above."),
     used(
-        PROCESSES, "`learner.batch_size`", 1, "The GPUs that accelerate starts: give it as a word, `num_processes=8`."
+        PROCESSES,
+        "`learner.batch_size`",
+        1,
+        "The number of GPUs. accelerate gets it in TRL, so add it: `num_processes=8`.",
     ),
     used("num_generations", "`learner.group_size`", 8, "The same value."),
     made(
@@ -229,8 +233,8 @@ ROWS: tuple[Row, ...] = (
     used("max_steps", "`learner.steps`", -1, "Divided by the updates of a step, since TRL counts updates as steps."),
     same("learning_rate", "learner.lr", 1e-6),
     made("optim", "`learner.optimizer`", "adamw_torch_fused", "Names with `8bit` become `adamw_8bit`.", _optimizer),
-    made("adam_beta1", "`learner.betas`", 0.9, "Both betas.", _betas),
-    used("adam_beta2", "`learner.betas`", 0.999, "Both betas."),
+    made("adam_beta1", "`learner.betas`", 0.9, "The first of the two.", _betas),
+    used("adam_beta2", "`learner.betas`", 0.999, "The second of the two."),
     same("weight_decay", "learner.weight_decay", 0.0),
     made("max_grad_norm", "`learner.max_grad_norm`", 1.0, "0 becomes 1.", _norm),
     made(
@@ -240,7 +244,7 @@ ROWS: tuple[Row, ...] = (
         "A schedule other than constant, linear and cosine becomes `constant`.",
         _schedule,
     ),
-    used("lr_scheduler_kwargs", "`learner.lr_floor`", None, "`min_lr_rate` or `min_lr`."),
+    used("lr_scheduler_kwargs", "`learner.lr_floor`", None, "`min_lr_rate`, or `min_lr` divided by `learning_rate`."),
     made(
         "warmup_steps", "`learner.warmup_steps`", 0, "The same number, or below 1 the same share of all steps.", _warmup
     ),
@@ -253,7 +257,7 @@ ROWS: tuple[Row, ...] = (
         "eval_strategy",
         "`learner.eval_every`",
         "no",
-        "`steps` becomes `eval_steps`; the first evaluation is before step 1.",
+        "`steps`: the number in `eval_steps`. The first evaluation is before step 1.",
         _evaluations,
     ),
     used("evaluation_strategy", "`learner.eval_every`", None, "An older name of `eval_strategy`."),
@@ -282,7 +286,7 @@ ROWS: tuple[Row, ...] = (
         "report_to",
         "`observe.sinks`",
         "none",
-        "wandb, tensorboard and trackio; every role also writes its metrics as JSON lines.",
+        "wandb, tensorboard and trackio are copied. Every role also writes its metrics as JSON lines.",
         _sinks,
     ),
     made("project", "`observe.project`", "huggingface", "The same value.", _project),
@@ -359,6 +363,6 @@ OTHERS: tuple[Row, ...] = (
         "The replay hands out tasks; `data.shuffle` and `run.seed` set their order.",
     ),
     none("", "do_train do_eval do_predict", "`asyncrl train` trains, and `asyncrl evaluate` evaluates."),
-    none("", "optimizers", "`learner.optimizer` and `learner.schedule` name one."),
+    none("", "optimizers", "`learner.optimizer` and `learner.schedule` name an optimizer and a schedule."),
     none("", "env", "Set these variables in the shell that starts the run."),
 )

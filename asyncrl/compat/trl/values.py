@@ -1,4 +1,4 @@
-"""Values of a Python script that is not run: constants, names of functions, data sets, and sums of them.
+"""Finds values in a Python script without running it: constants and sums of them, names of functions, and data sets.
 
 The script may come from a stranger, so the number of steps and the size of values are limited.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncrl.compat.trl.bindings import Binding, Place, bound, is_within, set_attributes, with_places
@@ -35,10 +35,12 @@ class UnknownValueError(ValueError):
 
 @dataclass(frozen=True)
 class Named:
-    """A function or class by its dotted path. `defined_here` is true if the script defines it."""
+    """A function or class by its dotted path. `defined_here` is true if the script defines it. `names` are those that
+    the body of a class defines; None: they are unknown, or the class inherits further names."""
 
     path: str
     defined_here: bool = False
+    names: frozenset[str] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,12 @@ class Unread:
 
 @dataclass(frozen=True)
 class ScriptRows:
-    """A data set as `data.train` names it; empty if the script makes it. `changes` are the methods that change rows.
+    """A data set of a script.
 
-    `expression` is the script's own text for the data set, such as the name of a variable.
+    - `source`: its name in `data.train`; empty if the script makes the rows
+    - `splits`: true if the script loads all splits, so that one must be chosen
+    - `changes`: the names of the methods that change its rows
+    - `expression`: its text in the script, such as the name of a variable
     """
 
     source: str
@@ -70,7 +75,7 @@ class MadeOf:
 
 
 class Script:
-    """The values in the source `text` of a script, whose functions have the module's name `module`.
+    """Finds values in `text`, the source of a script. The dotted paths of its functions begin with `module`.
 
     Raises SyntaxError: the text is no Python.
     """
@@ -152,14 +157,23 @@ class Script:
                     is_sure = is_within(self._places[node], self._places[call])
                     yield attribute, value if is_sure else node
 
+    def names_in_class(self, name: str) -> frozenset[str] | None:
+        """The names that the body of a class defines. None: there is no such class, or it has bases or decorators."""
+        found = [each for each in self.tree.body if isinstance(each, ast.ClassDef) and each.name == name]
+        if not found or found[-1].bases or found[-1].keywords or found[-1].decorator_list:
+            return None
+        names = [each.name for each in found[-1].body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        names += [name for each in found[-1].body for name, _ in bound(each)]
+        return frozenset(names)
+
     def imported_packages(self) -> set[str]:
-        """The packages that an import of the script imports first."""
+        """The packages that the script imports outside functions and branches."""
         names = [each.name for node in self.tree.body if isinstance(node, ast.Import) for each in node.names]
         names += [node.module or "" for node in self.tree.body if isinstance(node, ast.ImportFrom) and not node.level]
         return {name.partition(".")[0] for name in names}
 
     def trains_when_imported(self) -> bool:
-        """True if an import of the script calls `.train()`."""
+        """True if importing the script calls `.train()`."""
         return any(
             isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "train"
             for node in self.tree.body
@@ -198,7 +212,7 @@ class Script:
             try:
                 return self.value(last.value)
             except UnknownValueError:
-                # A module can give what only a call knows, such as a function that another function returns.
+                # The name may hold a function that another function returns. A run can import it by its name.
                 if isinstance(last.value, ast.Lambda) or (
                     isinstance(last.value, ast.Call) and last_name(last.value.func)[:1].islower()
                 ):
@@ -211,7 +225,7 @@ class Script:
         raise UnknownValueError(name)
 
     def _last_binding(self, name: str, node: ast.expr) -> Binding | None:
-        """The last one before `node`, without those in other functions."""
+        """The last binding of `name` before `node`. Bindings in other functions do not count."""
         seen = self._places[node]
         before = [
             each
@@ -314,7 +328,7 @@ def rows_of(path: Any, config: Any = None, split: Any = None, files: Any = None)
 
 
 def split_of(rows: ScriptRows, split: str) -> ScriptRows:
-    """One split of a data set that was loaded with all its splits."""
+    """One split of a data set that was loaded with all its splits. Another data set is returned unchanged."""
     if not rows.splits:
         return rows
     return ScriptRows(f"{rows.source}{'&' if '?' in rows.source else '?'}split={split}", changes=rows.changes)

@@ -1,4 +1,7 @@
-"""verl's automatic padding: chunks of different sizes are allowed for one batch, or for all batches of the process."""
+"""verl's automatic padding, a setting of one batch, or of all batches of the process.
+
+Worker groups pad such a batch, so that they can divide it equally. `chunk` may divide it into parts of different sizes.
+"""
 
 from __future__ import annotations
 

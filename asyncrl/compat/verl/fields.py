@@ -53,7 +53,7 @@ def check_rows(batch: TensorBatch | None, arrays: Mapping[str, Array]) -> None:
 
 
 def shared_size(tensors: Mapping[str, Tensor], dimensions: int) -> Size:
-    """The first dimensions that all tensors have in common. Raises DataProtoError: they differ."""
+    """The sizes of the first `dimensions` dimensions, equal in all tensors. Raises DataProtoError: they differ."""
     sizes = {name: tensor.shape[:dimensions] for name, tensor in tensors.items()}
     first = next(iter(sizes))
     for name, size in sizes.items():

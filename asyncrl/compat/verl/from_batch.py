@@ -1,7 +1,7 @@
 """Converts a batch in verl's layout to asyncrl's trajectories and labels.
 
-The batch may come from `to_batch.py`, which describes the layout, or from verl itself. Then turns, steps and groups are
-derived from the masks.
+The batch may come from `to_batch.py`, which describes the layout, or from verl itself. A batch from verl has no turns
+and steps, so they are derived from the masks.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ OF_RESPONSES = ("response_mask", "rollout_log_probs", "old_log_probs", "versions
 def to_trajectories(data: DataProto, version: int | None = None) -> list[Trajectory]:
     """The trajectories of a batch in verl's layout, in the order of their first rows.
 
-    A batch of `from_trajectories` gives equal trajectories. A batch from verl needs prompts, responses, attention_mask,
-    and rollout_log_probs or old_log_probs. If it has no response_mask, all response tokens count as sampled. Each run
-    of sampled tokens becomes one assistant turn and one step, and rows with the same `uid` become one group.
+    A batch that `from_trajectories` made gives trajectories equal to the original ones. A batch from verl needs
+    prompts, responses, attention_mask, and rollout_log_probs or old_log_probs. If it has no response_mask, all response
+    tokens count as sampled. Each run of sampled tokens becomes one assistant turn and one step, and rows with the same
+    `uid` become one group.
 
     If the batch has no `versions`, `version` is the policy version of all sampled tokens. Raises DataProtoError: a
     field is missing, or rows have images in verl's form. Raises InvariantError: the values do not form a trajectory.
     """
     for name in IMAGES_OF_VERL:
         shown = any(bool(each) for each in data.non_tensor_batch.get(name, ()))
-        require(not shown, f"{name} has images or videos, which trajectories do not have: leave these rows out")
+        require(not shown, f"{name} has images or videos, which cannot be converted here: leave these rows out")
     needed = ("prompts", "responses", "attention_mask")
     missing = [name for name in needed if data.batch is None or name not in data.batch]
     require(not missing, f"the batch has no {', '.join(missing)}")
@@ -89,8 +90,8 @@ def check_widths(batch: Any) -> None:
 def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:
     """The labels of a batch's trajectories, in the order of `to_trajectories`.
 
-    The reward is the sum of token_level_scores in the trajectory's last row. Missing fields are left out. If the
-    outcome is missing, it is `acc`, or the reward if `acc` is missing too.
+    The reward is the sum of token_level_scores in the trajectory's last row. Scores of steps, and further scores, are
+    empty if the batch has none. A missing outcome is `acc`, or the reward if `acc` is missing too.
 
     Raises DataProtoError: the batch has no token_level_scores.
     """
@@ -112,7 +113,10 @@ def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:
 
 
 class _Row(NamedTuple):
-    """One branch without padding. Its arrays are [T]; `facts` are the non-tensor fields of its trajectory."""
+    """A row: one branch of T tokens without padding. Its arrays are [T], and [T, W] for `routed_experts`.
+
+    `facts` are the row's non-tensor fields. `_known` adds those that the batch lacks.
+    """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -178,7 +182,7 @@ def _name(given: Mapping[str, Any], row: int) -> str:
 
 
 def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
-    """The trajectory of these branches. `members` is the last member index given out in each group."""
+    """The trajectory of these branches. `members` has each group's last member index, and is updated."""
     first = rows[0].facts
     group = str(first["uid"])
     members[group] = members.get(group, -1) + 1

@@ -18,10 +18,11 @@ from asyncrl.compat.verl.tensors import TensorBatch
 def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
     """Extend the batch, in place, to the rows of all processes, in the order of their ranks. `meta_info` stays.
 
-    All batches have the same fields and the same number of rows. Nothing is pickled: the values in arrays are those
-    that `save_to_disk` takes.
+    All batches must have the same fields and the same number of rows. Nothing is pickled, so arrays may only have
+    values that `save_to_disk` can write.
 
-    Raises DataProtoError: batches differ in fields, shapes or types, a tensor is nested, or an array has another value.
+    Raises DataProtoError: batches differ in fields, shapes or types, a tensor is nested, or an array has a value of
+    another kind.
     """
     require(data.batch is not None, "the batch has no tensors")
     batch: TensorBatch = data.batch
@@ -54,7 +55,7 @@ def _all(tensor: Tensor, group: Any) -> list[Tensor]:
 
 
 def _gathered(content: bytes, group: Any) -> list[bytes]:
-    """The bytes of every process."""
+    """The `content` of every process, in the order of their ranks."""
     device = _device(group)
     sizes = [int(each) for each in _all(torch.tensor([len(content)], device=device), group)]
     own = torch.zeros(max(sizes), dtype=torch.uint8)

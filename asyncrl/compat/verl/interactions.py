@@ -27,11 +27,12 @@ class BaseInteraction:
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Return whether the episode ends, the user's message, the score of the policy's turn, and further data."""
+        """Return four values: True if the episode ends, the simulated user's message, the score of the policy's turn,
+        and further data."""
         raise NotImplementedError(f"{type(self).__name__} must define generate_response")
 
     async def calculate_score(self, *arguments: Any, **kwargs: Any) -> float:
-        """The score of a turn. Only a class's own `generate_response` calls this method."""
+        """The score of a turn. Nothing calls this method, except maybe a class's own `generate_response`."""
         return 0.0
 
     async def finalize_interaction(self, *arguments: Any, **kwargs: Any) -> None:
@@ -55,7 +56,7 @@ def interactions_of(path: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for class_name, config, entry in entries:
         cls = imported(class_name, f"{setting}: class_name={class_name}")
-        # As in verl, an entry without a name has that of its class.
+        # As in verl, an entry without a name gets one from its class: WeatherInteraction becomes weather.
         name = str(entry.get("name") or class_name.rpartition(".")[2].removesuffix("Interaction").lower())
         found[name] = cls(config={**config, "name": name})
     return found

@@ -1,8 +1,8 @@
 """The process that scores whole groups by reward managers: `python -m asyncrl.compat.verl.judging FD SETTINGS`.
 
 A call of a manager gets a DataProto in verl's layout, with a row for each member of one or several complete groups. The
-field `uid` is the group's id. As in verl, there is one manager for training and one for evaluations. The batches of
-evaluations have `validate` in `meta_info`.
+field `uid` is the group's id. As in verl, there is one manager for training and one for evaluations, and `validate` in
+`meta_info` is true for evaluations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asyncrl.config.keys import did_you_mean
 from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.network.throttle import ErrorLogger
-from asyncrl.scoring.judges import Answer, failed, serve
+from asyncrl.scoring.judge_program import Answer, failed, serve
 from asyncrl.scoring.rules.base import NOT_FINITE, completed, plain, read_reason
 from asyncrl.scoring.rules.verl import call_options
 from asyncrl.scoring.rules.votes import vote
@@ -71,8 +71,8 @@ def check(settings: Mapping[str, Any], key: str) -> None:
 
 
 def load(settings: Mapping[str, Any]) -> Answer:
-    """The function that answers requests. It makes the managers for training at once, so that an error in them prevents
-    the start of the run."""
+    """Return the function that answers requests. Before that, make the managers for training, so that an error in them
+    prevents the start of the run."""
     log_to_stderr()
     tokenizer = policy_tokenizer(settings)
     judges = _Judges(tokenizer, settings["managers"])
@@ -110,7 +110,7 @@ def as_batch(trajectories: Sequence[Trajectory], tasks: Sequence[Task], pad: int
 
 
 class _Judges:
-    """The managers by data source ("": all other sources). Sources with equal settings share a manager."""
+    """The managers by data source; the source "" means all others. Sources with equal settings share a manager."""
 
     def __init__(self, tokenizer: Any, managers: Mapping[str, Mapping[str, Any] | None]) -> None:
         self._tokenizer = tokenizer
@@ -134,7 +134,7 @@ class _Judges:
 class Judge:
     """A manager that prints `num_examine` samples once for each data source and policy version."""
 
-    # verl calls a manager once per step with the whole batch. Here a call has only a few groups.
+    # In verl, a manager prints samples in each call, which has the whole batch of a step. Here a step has many calls.
 
     def __init__(self, manager: Callable[..., Any], num_examine: int) -> None:
         self._manager = manager

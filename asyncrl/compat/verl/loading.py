@@ -38,8 +38,9 @@ def load_reward_manager(
 ) -> Callable[..., Any]:
     """Make a reward manager: `name` is a key of KNOWN, or the path of a class (module.Class or FILE.py:Class).
 
-    `compute_score` may be such a path too; it also gets `compute_score_params`. In `params`, entries of a mapping
-    become attributes of an object. If the class's file imports verl, it gets asyncrl's classes (`provide_verl`).
+    `compute_score` is a function, or the path of one; each call of it also passes `compute_score_params`. A mapping in
+    `params` becomes an object with its entries as attributes. If the class's file imports verl, it gets asyncrl's
+    classes (`provide_verl`).
 
     A class with a coroutine function `run_single` is a manager for single rows (`RewardManagerBase`): it is made with
     `config` in the place of `num_examine` (`settings_of` says what `config` has).
@@ -57,7 +58,7 @@ def load_reward_manager(
 def find_reward_manager(
     name: str, compute_score: ComputeScore | str | None, compute_score_params: Mapping[str, Any] | None = None
 ) -> tuple[Callable[..., Any], dict[str, ComputeScore]]:
-    """The class of a reward manager, and its parameter `compute_score` unless that is None.
+    """The class of a reward manager, and `compute_score` as a keyword argument for it if there is such a function.
 
     Raises ConfigError: the class or function does not exist, or `compute_score_params` are wrong.
     """
@@ -76,13 +77,13 @@ def find_reward_manager(
         raise ConfigError(f"{setting}: compute_score_params has {wrong}: {reason}")
     if function is None:
         return made, {}
-    # verl calls them the function's `reward_kwargs`.
+    # verl's name for `compute_score_params` is `reward_kwargs`.
     return made, {"compute_score": partial(function, **as_config(params)) if params else function}
 
 
 class VerlManager:
-    """A reward manager as a rule of a run. The manager gets a full DataProto, with all of its operations, and may
-    import verl.
+    """A reward manager as an entry of `scoring.rules`. The manager gets a DataProto with all operations, and its file
+    may import verl.
 
     If `examine` is given, it replaces `num_examine`. `load_reward_manager` explains the other parameters.
     """

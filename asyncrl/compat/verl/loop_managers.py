@@ -21,20 +21,21 @@ from asyncrl.compat.verl.rewarding import Result, default_compute_score, read_sc
 from asyncrl.errors import ScoringError
 
 TIMEOUT_S = 300.0
-"""The limit for one row of `rate_limited` and `remote`."""
+"""The default time limit for one row of `rate_limited` and `remote`."""
 SHOWN = 60
-"""The characters of a response that an error shows."""
+"""The number of characters of a response that an error shows."""
 
 
 @register("naive")
 class NaiveLoopManager(RewardManagerBase):
-    """Calls `compute_score`, which may be a coroutine function. Other functions run in threads.
+    """Calls `compute_score`, in a thread unless it is a coroutine function.
 
     With `reward_router_address`, the function also gets this address and `reward_model_tokenizer`.
     """
 
     keys: ClassVar[tuple[str, ...]] = OFFERED
-    """The settings that the manager reads from `config.reward` or `config.reward.reward_kwargs`, and its parameters."""
+    """The names that a run may give as the manager's parameters: parameters of its constructor, and settings that the
+    manager reads from `config.reward` or `config.reward.reward_kwargs`."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class NaiveLoopManager(RewardManagerBase):
         return reward, told
 
     def more_info(self) -> dict[str, Any]:
-        """Entries of `extra_info` that the row does not have."""
+        """Entries that are added to the row's `extra_info`."""
         return {}
 
     def _call(self, item: Any, response: str) -> Callable[[], Any]:
@@ -112,7 +113,7 @@ class DAPOLoopManager(NaiveLoopManager):
 
 @register("gdpo")
 class GDPOLoopManager(NaiveLoopManager):
-    """The naive manager. `extra_info` also has `config.trainer.experiment_name`."""
+    """The naive manager. Its function also gets `config.trainer.experiment_name`, in `extra_info`."""
 
     def __init__(self, config: DictConfig, tokenizer: Any, compute_score: Any, **offered: Any) -> None:
         super().__init__(config, tokenizer, compute_score, **offered)
@@ -128,13 +129,13 @@ class GDPOLoopManager(NaiveLoopManager):
 class RateLimitedRewardManager(NaiveLoopManager):
     """The naive manager for functions that ask a service. Calls keep within limits, and each may take `timeout` s.
 
-    `config.reward` has the fields of `RequestLimits`, and `timeout`. Managers of a process with equal limits share
-    them. A call that fails or takes too long is an error; verl gives that row the reward 0.
+    `config.reward` has the fields of `RequestLimits`, and `timeout`. All managers of a process that have equal limits
+    keep within them together. A call that fails or takes too long is an error; verl gives that row the reward 0.
     """
 
     keys = (*OFFERED, "timeout", *(each.name for each in fields(RequestLimits)))
     gates: ClassVar[dict[RequestLimits, RequestGate]] = {}
-    """The gates of this process. They are shared because the service counts all requests together."""
+    """The gate of this process for each set of limits. Managers share it, since the service counts all requests."""
 
     def __init__(self, config: DictConfig, tokenizer: Any, compute_score: Any, **offered: Any) -> None:
         super().__init__(config, tokenizer, compute_score, **offered)
@@ -153,9 +154,10 @@ class RateLimitedRewardManager(NaiveLoopManager):
 
 @register("remote")
 class RemoteRewardManager(NaiveLoopManager):
-    """The naive manager with `compute_score` in processes, at most `config.reward.num_workers` at once.
+    """The naive manager with each call of `compute_score` in a process, and up to `config.reward.num_workers` at once.
 
-    By default there is one process for each core, at most 64. A row may take `config.reward.timeout` seconds (300).
+    By default `num_workers` is the number of cores, but at most 64. A row may take `config.reward.timeout` seconds, by
+    default 300.
     """
 
     keys = (*OFFERED, "timeout", "num_workers")

@@ -11,7 +11,7 @@ from asyncrl.errors import DataProtoError
 
 T = TypeVar("T")
 METRICS = "metrics"
-"""The key of `meta_info` that may differ between workers. Its value is a mapping, or a list of mappings."""
+"""The key of `meta_info` whose value may differ between workers. The value is a mapping, or a list of mappings."""
 
 
 def united(ours: Mapping[str, T], theirs: Mapping[str, T], part: str, same: Callable[[T, T], bool]) -> dict[str, T]:

@@ -69,7 +69,7 @@ _LOOP_MANAGERS: Mapping[str, Mapping[str, Any]] = {
     "limited": {"AsyncTokenBucket": AsyncTokenBucket, "RateLimitedRewardManager": RateLimitedRewardManager},
     "remote": {"RemoteRewardManager": RemoteRewardManager},
 }
-"""The modules of verl's managers for single rows."""
+"""Maps the last name of each verl module that has managers for single rows to the classes in it."""
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
 _DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
 _RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "create_colocated_worker_cls")
@@ -182,8 +182,9 @@ LATER: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "verl.tools.utils": ("", ()),
     "verl.tools.utils.tool_registry": (f"{_TOOLS}.registry", _TOOL_REGISTRY),
 }
-"""Further modules of verl, each with asyncrl's module and the names in it. They are imported when a program first needs
-a name, since they need pydantic. Other modules of verl than these and MODULES cannot be imported."""
+"""Further modules of verl: for each, the module of asyncrl that has its names, and the names. asyncrl's module needs
+pydantic, so it is imported when a program first asks for a name. Modules of verl that are neither here nor in MODULES
+cannot be imported."""
 
 
 def provide_verl() -> bool:
@@ -227,7 +228,7 @@ class _Later:
         if name not in self.names:
             raise AttributeError(f"asyncrl's counterpart of {self.module} has no {name}")
         ours = import_module(self.place)
-        # The registry of function tools belongs to this module of verl.
+        # The names of verl.tools.function_tool share a registry of tools, which is made with the module.
         found = ours.FunctionTools().names() if self.names is _FUNCTIONS else vars(ours)
         vars(sys.modules[self.module]).update({each: found[each] for each in self.names})
         return found[name]

@@ -1,7 +1,7 @@
 """Rows of tensors, which may be nested: a nested tensor [B, j] has rows of different lengths.
 
 torch has nested tensors of two layouts. verl uses `torch.jagged`, and so does this package. torch implements few
-operations for them, so these functions work on the rows.
+operations for nested tensors, so these functions work on their rows one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def ragged_dimension(nested: Tensor) -> int:
 
 
 def of_rows(rows: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The nested tensor with these rows; there may be no row. Its other properties are those of `like`."""
+    """The nested tensor with these rows, whose lengths differ in the same dimension as in `like`.
+
+    Without rows, it also has the dtype, the device and the other sizes of `like`.
+    """
     dimension = ragged_dimension(like)
     lengths = torch.tensor([0, *(row.shape[dimension - 1] for row in rows)])
     values = torch.cat(list(rows), dimension - 1) if rows else like.values().narrow(dimension - 1, 0, 0)
@@ -36,8 +39,10 @@ def of_rows(rows: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 def nested_of(values: Tensor, offsets: Tensor, dimension: int) -> Tensor:
-    """The nested tensor whose row i is `values` from `offsets[i]` to `offsets[i + 1]`, in its dimension
-    `dimension - 1`. The rows differ in the dimension `dimension` of the result."""
+    """The nested tensor whose row i is `values` from `offsets[i]` to `offsets[i + 1]`.
+
+    `values` are divided in their dimension `dimension - 1`, so rows differ in the dimension `dimension` of the result.
+    """
     nested: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dimension)
     return nested
 
@@ -58,8 +63,8 @@ def chosen(tensor: Tensor, key: Any) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor], name: str) -> Tensor:
-    """The rows of all tensors, in order. Raises DataProtoError, which names `name`: only some are nested, or rows
-    differ in another dimension."""
+    """The rows of all tensors, in order. Raises DataProtoError, which names `name`: only some tensors are nested, or
+    they are nested in different dimensions."""
     kinds = {ragged_dimension(each) if each.is_nested else None for each in tensors}
     if kinds == {None}:
         return torch.cat(list(tensors))

@@ -34,7 +34,8 @@ PREPARED = {
 }
 """Batch fields for further results of `Algorithm.prepare`, each with its name in `Tokens`.
 
-They are [B, R] or [B, R, K] in the dtypes of `Tokens`. verl itself has only the first one, the importance weights.
+They are [B, R], or [B, R, K] for the token's weights in K loss streams, in the dtypes of `Tokens`. verl itself has only
+the first one, the importance weights.
 """
 
 
@@ -113,7 +114,8 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
 def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = (*NAMES, *PREPARED)) -> DataProto:
     """Add fields of `tokens` to the batch from which `to_tokens` made them, in place.
 
-    Each field of `names` is [B, R], and 0 on padding. A name is skipped if `tokens` has None for it.
+    `names` are the fields' names in the batch. A field is [B, R] or [B, R, K], and 0 on padding. A name is skipped if
+    `tokens` has None for it.
     """
     attended = data.batch["attention_mask"].bool()
     size = data.batch["prompts"].shape[1]
@@ -136,7 +138,7 @@ def _packed(values: Tensor, attended: Tensor) -> Tensor:
 
 
 def _owners(data: DataProto) -> list[int]:
-    """The number of each row's trajectory. Raises DataProtoError: a trajectory's rows are not adjacent."""
+    """The index of each row's trajectory. Raises DataProtoError: a trajectory's rows are not adjacent."""
     names = data.non_tensor_batch.get("trajectory_id")
     if names is None:
         return list(range(len(data)))

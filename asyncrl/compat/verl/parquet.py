@@ -1,7 +1,7 @@
 """Writes batches as Parquet files, and reads these files and verl's task files as batches.
 
 A written file has a column for each field. A tensor becomes lists of numbers. Objects have Parquet's own types if that
-keeps their values exactly, and are JSON text otherwise. The file's metadata name the form of each column.
+keeps their values exactly, and are JSON text otherwise. The file's metadata has the form of each column.
 
 The fields of a task have the layout of verl's task files, so that a batch's file is a task file as well: `raw_prompt`
 is the column `prompt`, and `tools_kwargs` is within `extra_info`. In a column of structs, every row gets all fields,
@@ -39,10 +39,11 @@ _TASK_COLUMNS = {"raw_prompt": "prompt", "reward_model": "reward_model", "extra_
 _LEFT_OUT = ("extra_info", "tools_kwargs")
 """Fields that get no column if they are empty in all rows."""
 _EXACT = {name: f"asyncrl.exact.{name}" for name in ("reward_model", "extra_info", "tools_kwargs")}
-"""Fields of structs, each with the column of its exact values as msgpack, written if the structs change a value."""
+"""Fields that become structs, each with the column for its exact values as msgpack. A file has this column only if the
+structs change a value."""
 _NUMBERS = "biuf"
 _OTHERS = "OUS"
-"""The kinds of arrays of objects and texts."""
+"""The `dtype.kind` of arrays of objects and texts; that of arrays of numbers is in _NUMBERS."""
 _VALUE = decoder(Any)
 
 

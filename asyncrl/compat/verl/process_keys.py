@@ -23,13 +23,13 @@ DTYPES = {
     **{"float32": "float32", "fp32": "float32", "float": "float32"},
 }
 SPLITS = {"qwen_prm": "paragraph", "skywork_prm": "line"}
-"""The value of `actor.step_split` that divides responses into the same steps as each manager."""
+"""The value of `actor.step_split` for each manager: it divides responses into the same steps as the manager does."""
 STRATEGIES = ("fsdp", "fsdp2")
 
 
 @dataclass(frozen=True)
 class ShapingKeys:
-    """The keys with the same name in `scoring.shaping`."""
+    """The keys that `scoring.shaping` has under the same names."""
 
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit; without it, the logit itself")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
@@ -44,7 +44,7 @@ class ShapingKeys:
     max_resp_len: int = option(1024, "a response of more tokens earns no process score", "[1, inf)")
 
     def shaping(self, aggregation: str) -> ShapingConfig:
-        """The keys as the section `scoring.shaping`. The reward is the process score with its bonuses."""
+        """The keys as the section `scoring.shaping`. The reward is the process score with bonuses and penalties."""
         is_bare = not (self.prm_apply_sigmoid or self.use_logit_tanh)
         how = "per_step" if aggregation in STEPS else aggregation
         given = {each.name: getattr(self, each.name) for each in options(ShapingKeys)}

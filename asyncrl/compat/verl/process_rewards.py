@@ -1,8 +1,8 @@
 """The reward managers `qwen_prm` and `skywork_prm` of a fork of verl: a process reward model scores the steps of each
 response.
 
-The managers use the Scorer of a run's scoring pool: rows of a batch become trajectories, and the Scorer's labels become
-token rewards.
+The managers use the class Scorer, as the scoring pool of a run does. Rows of a batch become trajectories, and their
+labels (rewards and scores) become token rewards.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ProcessRewardManager(NaiveRewardManager):
         missing = [name for name in NEEDED if name not in data.batch]
         require(not missing, f"the batch has no {', '.join(missing)}")
         tensors = {name: data.batch[name] for name in (*NEEDED, "response_mask") if name in data.batch}
-        # Scores do not depend on log-probs, and a batch may have none.
+        # Trajectories need log-probs, which a batch may lack. Scores do not depend on them.
         tensors["rollout_log_probs"] = torch.zeros_like(tensors["responses"], dtype=torch.float32)
         known = OF_A_TRAJECTORY if "trajectory_id" in data.non_tensor_batch else ("uid",)
         arrays = {name: data.non_tensor_batch[name] for name in known if name in data.non_tensor_batch}
@@ -226,7 +226,8 @@ def _columns(attended: Tensor) -> list[int]:
 
 
 def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels]:
-    """The labels of all members. Only the best members of a group keep positive process scores in their rewards."""
+    """The labels of all members. The reward of a member that is not the best of its group loses a positive process
+    score."""
     # Negative scores stay, as in algorithms/rewards/best_of_n.py, so that a worse score never gives a higher reward.
     best: dict[str, float] = {}
     for label, group in zip(labels, groups, strict=True):

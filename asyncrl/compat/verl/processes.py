@@ -27,10 +27,10 @@ def in_processes(
     clock: Callable[[], float] = time.monotonic,
     names: Sequence[str] | None = None,
 ) -> list[Any]:
-    """The results of `calls`, which may be coroutines. All processes end before this function returns.
+    """The results of `calls`. A call may return a coroutine, which is run. All processes end before this returns.
 
-    `names` are what errors call the calls, by default `row 0` and so on. Raises ScoringError, which names the call: a
-    call raised an error, ended its process, or took longer than `timeout_s` seconds.
+    `names` are the calls' names in error messages, by default `row 0` and so on. Raises ScoringError, which names the
+    call: it raised an error, ended its process, or took longer than `timeout_s` seconds.
     """
     if not calls:
         return []

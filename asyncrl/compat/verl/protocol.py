@@ -108,8 +108,8 @@ class DataProto(BatchRows):
     def load_from_disk(cls, filepath: str | Path) -> Self:
         """The batch that `save_to_disk` wrote.
 
-        Raises DataError: the file is damaged, or not of `save_to_disk`. verl's own files are pickles, which are never
-        read.
+        Raises DataError: the file is damaged, or `save_to_disk` did not write it. verl's own files are pickles, which
+        are never read.
         """
         return cls(*read_batch(Path(filepath)))
 
@@ -133,7 +133,7 @@ class DataProto(BatchRows):
         meta_info_keys: Keys | None = None,
         deepcopy: bool = False,
     ) -> Self:
-        """The batch with only the named fields; None keeps all fields of that part.
+        """The batch with only the named fields. A part, such as `meta_info`, keeps all fields if its names are None.
 
         As in verl, `deepcopy` does not copy tensors. Raises KeyError: a tensor is missing. Other missing names are
         ignored.
@@ -182,7 +182,7 @@ class DataProto(BatchRows):
                 raise TypeError(f"keys must be a text or a list, not a {type(keys).__name__}")
         olds, news = ([keys] if isinstance(keys, str) else keys for keys in (old_keys, new_keys))
         if len(olds) != len(news):
-            raise ValueError(f"{len(olds)} old keys cannot take {len(news)} new ones")
+            raise ValueError(f"each old name needs one new name: there are {len(olds)} old and {len(news)} new names")
         self._tensors().rename_key_(olds, news)
         return self
 

@@ -13,7 +13,10 @@ MINUTE_S = 60.0
 
 
 class AsyncTokenBucket:
-    """Lets through `rate_limit` tokens a second. The bucket is full at first, and holds at most `max_tokens`."""
+    """Limits a rate: a call takes tokens, such as one for each request, and `rate_limit` tokens a second are added.
+
+    The bucket is full at first, and holds at most `max_tokens`.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class RequestGate:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Wait until a request is allowed. It counts as running until the block ends."""
+        """Wait until a request is allowed. It counts as running until the body of the `async with` ends."""
         if self._requests is not None:
             await self._requests.acquire()
         if self._tokens is not None:

@@ -28,7 +28,8 @@ OFFERED = ("reward_router_address", "reward_model_tokenizer")
 class RewardManagerBase(ABC):
     """verl's base class of reward managers, which judge one row at a time.
 
-    `config` has verl's configuration, or the part of it that the manager reads. Rows of a batch are judged at once.
+    `config` has verl's configuration, or the part of it that the manager reads. The rows of a batch are judged
+    concurrently.
     """
 
     _class_initialized: ClassVar[bool] = False
@@ -110,9 +111,9 @@ def settings_of(made: Callable[..., Any], params: Mapping[str, Any]) -> dict[str
 
 
 class RewardLoop:
-    """Calls a manager's `run_single` for all rows of a batch at once. It is called like an older manager of verl.
+    """Judges the rows of a batch concurrently by a manager's `run_single`. It is called like verl's older managers.
 
-    The manager is made by `make` and runs in an event loop of its own.
+    `make` makes the manager, which runs in an event loop of its own.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -140,7 +141,7 @@ class RewardLoop:
         try:
             return await asyncio.gather(*rows)
         finally:
-            # If a row has failed, no other row is worth waiting for.
+            # If a row has failed, the batch fails, so the other rows need not be judged.
             for each in rows:
                 each.cancel()
             await asyncio.gather(*rows, return_exceptions=True)

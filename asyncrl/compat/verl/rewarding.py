@@ -26,7 +26,7 @@ Result = tuple[float, Mapping[str, Any]]
 
 LARGEST_REWARD = torch.finfo(torch.float32).max
 _NO_TRAJECTORY: Any = None
-"""The trajectory for a rule that only reads the text."""
+"""The trajectory that a rule gets if it reads only the text."""
 
 
 @dataclass(frozen=True, slots=True)

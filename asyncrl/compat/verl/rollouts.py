@@ -1,4 +1,4 @@
-"""verl's interface of a rollout: something that generates, gets new weights, and gives its memory back meanwhile."""
+"""verl's interface of a rollout, which generates, and gives its memory back while the program trains new weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BaseRollout(ABC):
 
     @abstractmethod
     async def resume(self, tags: list[str]) -> None:
-        """Take memory again, for each tag: weights, or kv_cache."""
+        """Take back the memory that `tags` name: `weights`, `kv_cache`, or both."""
 
     @abstractmethod
     async def update_weights(

@@ -34,7 +34,7 @@ class DataProtoItem:
 class BatchRows:
     """B rows, and the methods of `DataProto` that choose, order and join them.
 
-    As in verl, parts of a batch share the batch's memory and `meta_info`.
+    As in verl, a slice shares the batch's memory, and every part of a batch shares its `meta_info`.
     """
 
     batch: Any = None
@@ -140,9 +140,9 @@ class BatchRows:
             self.batch, self.non_tensor_batch = padded.batch, padded.non_tensor_batch
 
     def chunk(self, chunks: int) -> list[Self]:
-        """Equal parts, in order. With padding enabled, the last part may have fewer rows.
+        """Equal parts, in order. With padding enabled, their lengths may differ.
 
-        Raises DataProtoError: `chunks` does not divide the batch.
+        Raises DataProtoError: `chunks` does not divide the batch, or with padding enabled, the rows make fewer parts.
         """
         require(chunks > 0, f"a batch cannot be divided into {chunks} chunks")
         require(
@@ -164,7 +164,7 @@ class BatchRows:
 
     @staticmethod
     def concat(data: Sequence[Rows]) -> Rows:
-        """The rows of all batches, in order. Entries of `meta_info` must be equal; only `metrics` become lists.
+        """The rows of all batches, in order. `metrics` in `meta_info` become lists; other entries must be equal.
 
         Raises DataProtoError: the names of fields or the values of `meta_info` differ.
         """

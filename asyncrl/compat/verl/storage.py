@@ -1,8 +1,8 @@
 """Stores a batch as one safetensors file, which cannot contain code, unlike a pickle.
 
 Tensors are under `batch/NAME`; a nested tensor has its values there, and its offsets under `offsets/NAME`. Arrays and
-`meta_info` are one msgpack text under `about`. Null, booleans, numbers, texts and bytes are stored as such. Any other
-value, such as a list or an integer that msgpack lacks, is a list whose first element is a mark for the type (`_Mark`).
+`meta_info` are one msgpack value under `about`. Null, booleans, numbers, texts and bytes are stored as such. Any other
+value, such as a list or an integer beyond 64 bits, is a list whose first element is a mark for the type (`_Mark`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Arra
 
 
 def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[str, Any]]:
-    """The parts of a batch, on the CPU. Raises DataError: the file is missing, damaged, or not of `write_batch`."""
+    """The parts of a batch, on the CPU. Raises DataError: the file is missing, damaged, or not from `write_batch`."""
     if not path.exists():
         raise DataError(f"{path}: the file does not exist")
     try:
@@ -168,7 +168,7 @@ def _count(value: Any) -> int:
 
 
 def _nested(values: Tensor, offsets: Tensor, dimension: int) -> Tensor:
-    # torch checks none of this, and would read beyond the values.
+    # torch does not check the offsets, and would read beyond the values.
     ends = [int(each) for each in offsets]
     if (
         not 1 <= dimension <= values.ndim

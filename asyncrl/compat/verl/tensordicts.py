@@ -1,4 +1,4 @@
-"""Converts batches to TensorDicts and back, by the package tensordict, which is only needed for this."""
+"""Converts batches to TensorDicts and back. Only these functions need the package tensordict."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from asyncrl.compat.verl.fields import Array, require
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.errors import ConfigError
 
+NEEDED = "tensordict>=0.10"
+"""The releases that verl's own `to_tensordict` takes."""
+
 
 def _package() -> Any:
     """The module `tensordict`. Raises ConfigError: it is not installed."""
@@ -19,15 +22,15 @@ def _package() -> Any:
         import tensordict
     except ImportError as error:
         raise ConfigError(
-            "a TensorDict needs the package tensordict, which is not installed: pip install tensordict, in a release "
-            "for your torch"
+            f"a TensorDict needs the package tensordict, which is not installed: pip install '{NEEDED}', as verl does; "
+            "no extra of asyncrl has it"
         ) from error
     return tensordict
 
 
 def to_tensordict(batch: TensorBatch | None, arrays: Mapping[str, Array], about: Mapping[str, Any], rows: int) -> Any:
-    """A TensorDict with the parts of a batch of B rows. Elements of arrays are a NonTensorStack, and each value of
-    `about` is a NonTensorData.
+    """A TensorDict with the parts of a batch of `rows` rows. An array becomes a NonTensorStack of its elements, and a
+    value of `about` becomes a NonTensorData.
 
     Raises DataProtoError: two parts have a field of the same name. Raises ConfigError: tensordict is not installed.
     """

@@ -53,7 +53,7 @@ class TensorBatch:
 
     @classmethod
     def of(cls, given: TensorBatch | HasTensors | None) -> TensorBatch | None:
-        """The same tensors as a TensorBatch, with the batch size and device of a TensorDict."""
+        """`given` as a TensorBatch, with the batch size and device of a TensorDict if it is one. None gives None."""
         if given is None or isinstance(given, TensorBatch):
             return given
         return cls(given, getattr(given, "batch_size", None), getattr(given, "device", None))

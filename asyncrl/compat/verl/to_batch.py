@@ -57,8 +57,8 @@ def from_trajectories(
     - with `labels`: token_level_scores and token_level_rewards float32[B, R], with the shaped reward at the last token
       of each response
     - if a turn has a grammar: grammar_mass float32[B, R], 1 on padding
-    - if a trajectory has routed experts: routed_expert_bytes uint8[B, P + R, W]; a row uses its first `routing_width`
-      bytes per token
+    - if a trajectory has routed experts: routed_expert_bytes uint8[B, P + R, W]; a row uses the first `routing_width`
+      of the W bytes of each token
 
     `non_tensor_batch` has:
 

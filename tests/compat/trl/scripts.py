@@ -18,7 +18,7 @@ def loaded(name: str, tmp_path: Path, words: Sequence[str] = ()) -> tuple[TrainC
     """The translation of an example as asyncrl's own configuration, and its report."""
     file = tmp_path / "mine.yaml"
     text, report = translated(HERE / name, list(words), file)
-    assert not has(report, "Fix before a start")
+    assert not has(report, "Fix before you start a run")
     file.write_text(text)
     return read([f"experiment={file}"], names_missing_data=False), report
 

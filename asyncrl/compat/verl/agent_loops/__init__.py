@@ -1,8 +1,8 @@
 """Agent loops of verl: classes that play episodes in tokens.
 
 Files in reading order: `base.py` has verl's base class and registry, `policy.py` the policy that a loop calls, and
-`outputs.py` what it returns. `single_turn.py` and `tool_agent.py` are the loops that verl has by itself. `player.py`
-plays the episodes of a run with loops, and `settings.py` makes the configuration that they read.
+`outputs.py` what a loop returns. `single_turn.py` and `tool_agent.py` are verl's own loops. `player.py` plays the
+episodes of a run with loops, and `settings.py` makes the configuration that loops read.
 """
 
 from asyncrl.compat.verl.agent_loops.base import AgentLoopBase, register

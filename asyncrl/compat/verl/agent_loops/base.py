@@ -1,7 +1,7 @@
 """verl's base class of agent loops, for classes that were written for verl, and the registry of their names.
 
 A loop plays one episode in tokens: it renders messages as tokens, lets the policy continue them, and returns the whole
-sequence. The tokens are those of asyncrl's chat, so that a rendering continues the sampled tokens exactly.
+sequence. Messages are rendered by asyncrl's class Chat, so that new messages continue the sampled tokens exactly.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ Messages = Sequence[dict[str, Any]]
 Loop = TypeVar("Loop", bound=type)
 
 REGISTRY: dict[str, dict[str, Any]] = {}
-"""The dotted path of each loop as `_target_`, and its further arguments, by name. verl's registry has the same form."""
+"""Maps the name of each loop to the arguments of its class, and the class's dotted path as `_target_`. verl's registry
+has the same form."""
 
 
 def register(agent_name: str) -> Callable[[Loop], Loop]:
-    """Register a class of agent loops by the name that the rows of the data give."""
+    """Register a class of agent loops under the name by which a row of the data chooses it."""
 
     def add(cls: Loop) -> Loop:
         REGISTRY[agent_name] = {"_target_": f"{cls.__module__}.{cls.__qualname__}"}
@@ -54,7 +55,7 @@ class ToolListWrap:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """The tokens of a conversation after a turn was added. `appended_token_count` of them are of this turn."""
+    """The tokens of a conversation to which messages were added. The last `appended_token_count` tokens are new."""
 
     token_ids: list[int]
     appended_token_count: int
@@ -119,8 +120,8 @@ class AgentLoopBase(ABC):
     ) -> list[int]:
         """The tokens of a conversation up to the policy's next turn.
 
-        With `remove_system_prompt` they are those that follow the end token of a turn of the policy: `messages` are
-        then the results of its calls, or a user's message.
+        With `remove_system_prompt`, `messages` are the answer to a turn of the policy: results of its calls, or a
+        user's message. Then the tokens are only those after the end token of that turn.
         """
         self._assert_mm_supported(bool(images or videos or kwargs.get("audios")))
         if remove_system_prompt:
@@ -140,7 +141,7 @@ class AgentLoopBase(ABC):
     ) -> list[int]:
         """The tokens of the first prompt. It is cut to `data.max_prompt_length` as `data.truncation` says.
 
-        Raises RefusedError: it is too long, and `data.truncation` is `error`.
+        Raises RefusedError: the prompt is too long and `data.truncation` is `error`, or the prompt has images.
         """
         self._assert_mm_supported(any(media.get(name) for name in ("images", "videos", "audios")))
         return self._cap_text_prompt_length(self._prompt(messages, tools))
@@ -154,8 +155,8 @@ class AgentLoopBase(ABC):
         response_logprobs: list[float] | None = None,
         tools: Messages | None = None,
     ) -> Merged:
-        """Add the messages that are new in `updated_messages` to the tokens so far, whose end is a turn of the
-        policy."""
+        """Add the messages that follow `previous_messages` in `updated_messages` to the tokens so far. The tokens so
+        far end with a turn of the policy."""
         known = len(previous_messages)
         before, following = list(updated_messages[:known]), list(updated_messages[known:])
         added = self._suffix(before, following, tools, runtime_token_ids[-1]) if following else []
@@ -177,7 +178,7 @@ class AgentLoopBase(ABC):
 
     @staticmethod
     def build_sglang_video_payload(videos: Any, mm_inputs: Mapping[str, Any]) -> None:
-        """None: no videos are shown."""
+        """Return None, since no videos are shown."""
 
     def _assert_mm_supported(self, has_multi_modal: bool) -> None:
         if has_multi_modal:

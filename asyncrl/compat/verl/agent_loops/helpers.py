@@ -20,7 +20,7 @@ def simple_timer(name: str, timing_raw: dict[str, float]) -> Iterator[None]:
 
 
 def rollout_trace_op(function: Called) -> Called:
-    """The function itself: asyncrl records the phases of episodes by its own spans (`observe.spans`)."""
+    """Return the function unchanged. asyncrl records the phases of episodes by its own spans (`observe.spans`)."""
     return function
 
 
@@ -39,7 +39,7 @@ def format_gpt_oss_tool_response_manually(tool_response: str, tool_call_name: st
 
 
 def add_generation_prompt_for_gpt_oss(message_content: str) -> str:
-    """The text, and gpt-oss's begin of the policy's next turn."""
+    """The text, followed by the beginning of the policy's next turn in gpt-oss's format."""
     return f"{message_content}<|start|>assistant"
 
 

@@ -1,7 +1,7 @@
 """Plays episodes with agent loops of verl: `actor.agent=verl`.
 
-The policy's turns are recorded while the loop runs. Its output is then compared with the record, token by token
-(`episode.claims`), so the trajectory has only tokens that were sampled as it says.
+The policy's turns are recorded while the loop runs. The loop's output is then compared with the record, token by token
+(`episode.claims`). So the trajectory has a token as sampled only if the policy did sample it there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_loops(
     agent_loop_config_path: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> VerlAgentLoops:
-    """The player of a run. `actor.agent_options` are its further arguments:
+    """The player of a run. These arguments are the options `actor.agent_options`:
 
     - `default_agent_loop`: the registered name of a loop, or the dotted path of its class
     - `agent_loop_config_path`: a YAML file with a list of loops, each with `name`, `_target_` and further arguments
@@ -86,7 +86,7 @@ class VerlAgentLoops:
         self, default: str, given: Mapping[str, Mapping[str, Any]], config: DictConfig, tokenizer: Any, model_type: str
     ) -> None:
         provide_verl()
-        # verl's own loops are registered when this package is imported.
+        # Importing this package of verl registers verl's own loops.
         imported("verl.experimental.agent_loop.AgentLoopBase", "actor.agent=verl")
         self._registry: Mapping[str, Any] = imported(
             "verl.experimental.agent_loop.agent_loop._agent_loop_registry", "actor.agent=verl"
@@ -142,7 +142,7 @@ class VerlAgentLoops:
         return await loop.run(params, **_row(task, episode.ticket.group_id))
 
     def _make(self, name: str, policy: EpisodePolicy) -> Any:
-        """Make the loop of one episode. It gets those of verl's arguments that its class takes."""
+        """Make the loop of one episode. It gets verl's arguments, except those that its class does not take."""
         # A row may only name a registered loop, since a dotted path would import any module.
         known = name == self._default or name in self._given or name in self._registry
         if not known:
@@ -174,8 +174,8 @@ class VerlAgentLoops:
         return imported(path, f"{SETTING}.default_agent_loop={path}", form)
 
     def _conclude(self, episode: Episode, output: Any) -> AgentResult:
-        """Compare a loop's output with the record, and return what else it says. Raises RefusedError: they do not
-        agree; AgentError: the output is malformed."""
+        """Compare a loop's output with the record, and return the output's rewards and metrics. Raises RefusedError:
+        output and record do not agree. Raises AgentError: the output is malformed."""
         follow(episode.recorder, _claim(output))
         rewards, turns = {}, [float(score) for score in output.extra_fields.get("turn_scores") or ()]
         tools = [float(each) for each in output.extra_fields.get("tool_rewards") or () if each is not None]
@@ -215,7 +215,10 @@ def _row(task: Task, group_id: str) -> dict[str, Any]:
 
 
 def _claim(output: Any) -> ClaimedSequence:
-    """The tokens of a loop's output, and which of them it takes for sampled. Raises RefusedError: it is malformed."""
+    """The tokens of a loop's output, with a mask of those that it calls sampled.
+
+    Raises RefusedError: the output is malformed.
+    """
     needed = ("prompt_ids", "response_ids", "response_mask", "extra_fields", "metrics")
     if missing := [name for name in needed if not hasattr(output, name)]:
         raise RefusedError(f"it returned {output!r:.100}, which has no {', '.join(missing)}; return an AgentLoopOutput")

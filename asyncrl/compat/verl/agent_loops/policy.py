@@ -28,7 +28,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "stop": ([], ""),
 }
-"""The values of settings that leave the policy's distribution, and the end of its turns, as they are."""
+"""Sampling parameters that a loop may set, each to values that change neither the policy's distribution nor the end of
+its turns."""
 _WITHOUT_EFFECT = ("logprobs", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
 _LIMITS = ("max_tokens", "max_new_tokens")
 _MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_output")
@@ -83,8 +84,8 @@ class EpisodePolicy:
         )
 
     def _limit(self, params: Mapping[str, Any]) -> int | None:
-        """The most tokens that the caller wants, or None. Raises RefusedError: the turn would be sampled in another
-        way than the ticket says."""
+        """The most tokens that the caller wants, or None. Raises RefusedError: other parameters ask for another way of
+        sampling than that of the episode."""
         for name, value in params.items():
             if value is None or name in _WITHOUT_EFFECT or name in _LIMITS:
                 continue
@@ -109,7 +110,7 @@ class EpisodePolicy:
 def read_ids(ids: Any, name: str) -> NDArray[np.int32]:
     """Token ids as int32[T], from a list, an array, a tensor, or what a tokenizer returns.
 
-    Raises RefusedError: they are not a flat list of ids of which there is at least one.
+    Raises RefusedError: they are not a flat list with at least one id.
     """
     given = ids["input_ids"] if isinstance(ids, Mapping) else ids
     try:

@@ -20,7 +20,7 @@ _OWN = {
     "max_assistant_turns": "actor.max_turns",
     "max_tool_response_length": "actor.max_tool_chars",
 }
-"""Keys of `actor_rollout_ref.rollout` and of its `multi_turn` that are options of asyncrl."""
+"""Keys of `actor_rollout_ref.rollout` and of its `multi_turn`, each with the option of asyncrl that sets it."""
 
 
 def loop_config(actor: ActorConfig, data: DataConfig, model: ModelConfig, further: Mapping[str, Any]) -> DictConfig:
@@ -29,7 +29,7 @@ def loop_config(actor: ActorConfig, data: DataConfig, model: ModelConfig, furthe
     A prompt may have `data.max_prompt_length` tokens. Without that limit it leaves room for one turn of
     `actor.max_turn_tokens`. The response has the rest of `actor.max_tokens`.
 
-    Raises ConfigError: `further` is malformed, or has a key that is an option of asyncrl.
+    Raises ConfigError: `further` is malformed, or has a key that an option of asyncrl sets.
     """
     prompts = data.max_prompt_length or max(1, actor.max_tokens - actor.max_turn_tokens)
     responses = max(1, actor.max_tokens - prompts)

@@ -16,7 +16,7 @@ OPTIM = f"{ACTOR}.optim"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 FSDP = f"{ACTOR}.fsdp_config"
 ENGINES = ("fsdp_config", "megatron", "torchtitan", "veomni")
-"""The sections of verl's engines."""
+"""The sections of verl's training engines."""
 STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
 CRITIC_MODEL = "critic.model"
@@ -105,13 +105,13 @@ def _optimizer(source: VerlConfig) -> Iterator[Setting | str]:
     given = str(source[f"{OPTIM}.name"] or source[f"{OPTIM}.optimizer"])
     eight = "8bit" in given.lower()
     yield "learner.optimizer", "adamw_8bit" if eight else "muon" if given.lower() == "muon" else "adamw"
-    # Megatron's Adam decays weights as AdamW does.
+    # `adam` is the name in Megatron, whose Adam decays weights as AdamW does.
     if given not in ("adam", "AdamW", "adamw", "AdamW8bit", "Muon", "muon"):
         yield f"{OPTIM}.optimizer={given}: learner.optimizer is adamw"
 
 
 def _clip(source: VerlConfig) -> Iterator[Setting | str]:
-    # verl's engines clip at the optimizer's number. Older releases had only the actor's.
+    # verl clips at `optim.clip_grad`. Older releases had only `actor.grad_clip`.
     newer, older = f"{OPTIM}.clip_grad", f"{ACTOR}.grad_clip"
     yield "learner.max_grad_norm", source[newer if source.says(newer) else older]
     if source.says(newer) and source.says(older) and source[newer] != source[older]:
@@ -167,7 +167,7 @@ ROWS = (
         "This number times `max_prompt_length + max_response_length`. It is not used with `use_dynamic_bsz`.",
         _micro_tokens,
     ),
-    used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "True means `ppo_max_token_len_per_gpu`."),
+    used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "True: `ppo_max_token_len_per_gpu` is used."),
     used(f"{ACTOR}.ppo_max_token_len_per_gpu", "`learner.micro_tokens`", 16384, "Used with `use_dynamic_bsz`."),
     none(ACTOR, "ppo_micro_batch_size", "Use `ppo_micro_batch_size_per_gpu`."),
     made(
@@ -222,7 +222,7 @@ ROWS = (
         "exp_avg_sq_dtype use_layer_wise_distributed_optimizer muon_momentum muon_nesterov muon_split_qkv "
         "muon_scale_mode muon_coefficient_type muon_num_ns_steps muon_tp_mode muon_fp32_matmul_prec "
         "muon_extra_scale_factor muon_scalar_optimizer muon_match_adamw_update_rms",
-        "The optimizer has no such settings. A schedule begins at 0 and ends with the last step.",
+        "The optimizer has no such settings. The warm-up begins near 0, and the schedule ends with the last step.",
     ),
     made(f"{OPTIM}.clip_grad", "`learner.max_grad_norm`", None, "The same value.", _clip),
     used(

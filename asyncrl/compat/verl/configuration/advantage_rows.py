@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from asyncrl.compat.rows import Setting, made, part, used
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
-from asyncrl.compat.verl.configuration.correction_rows import CORRECTION, bounds
+from asyncrl.compat.verl.configuration.correction_rows import CORRECTION, bounds, score_name
 from asyncrl.compat.verl.configuration.loss_rows import aggregated
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
@@ -42,7 +42,7 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
         case _ if name in PLAIN:
             yield "algorithm.advantage", part(PLAIN[name])
         case _:
-            # A start refuses the name: another advantage in its place would be another algorithm.
+            # A run refuses this name. A default in its place would train with another algorithm.
             yield "algorithm.advantage", part(name)
             yield (
                 f"{ESTIMATOR}={name}: asyncrl has no advantage of this name (docs/algorithms.md lists all; one of your "
@@ -60,11 +60,7 @@ def _named_rewards(source: VerlConfig) -> Iterator[Setting | str]:
         yield "algorithm.advantage", part("gdpo", weights={"outcome": 1.0})
         yield f"{NAMED}_keys={keys} and _weights={weights}: set {{SCORE: WEIGHT}} in algorithm.advantage.params.weights"
         return
-    of_manager = (
-        source["reward.reward_manager.name"] == "batch" or source["reward.reward_manager.source"] == "importlib"
-    )
-    scorer = "manager" if of_manager else f"rule/{source['reward.custom_reward_function.name']}"
-    names = [scorer if key == "score" else f"{scorer}/{key}" for key in keys]
+    names = [score_name(source, key) for key in keys]
     yield "algorithm.advantage", part("gdpo", weights=dict(zip(names, weights or [1.0] * len(keys), strict=True)))
 
 
@@ -79,7 +75,7 @@ ROWS = (
         "`algorithm.advantage`",
         "gae",
         "The advantage of the same method. `gae` trains a critic and whitens advantages; `remax` also sets "
-        "`algorithm.greedy_sibling`. An estimator that asyncrl lacks becomes `grpo`, and the report names it.",
+        "`algorithm.greedy_sibling`. The name of an estimator that asyncrl lacks is kept, so that a run refuses it.",
         _advantage,
     ),
     used(
@@ -99,5 +95,10 @@ ROWS = (
         "algorithm.gamma", "`algorithm.advantage`", 1.0, "`gamma` of `gae`, `reinforce_pp` or `optimal_token_baseline`."
     ),
     used("algorithm.lam", "`algorithm.advantage`", 1.0, "`lam` of `gae`."),
-    used("algorithm.norm_adv_by_std_in_grpo", "`algorithm.advantage`", True, "`normalise_std` of `grpo`."),
+    used(
+        "algorithm.norm_adv_by_std_in_grpo",
+        "`algorithm.advantage`",
+        True,
+        "`normalise_std` of `grpo` and `grpo_passk`.",
+    ),
 )

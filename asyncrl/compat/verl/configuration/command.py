@@ -2,6 +2,7 @@
 
 CONFIG is a YAML file, such as the one that verl's ppo_trainer prints with --cfg job, or a shell script (.sh) like
 verl's examples. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY override CONFIG. All other keys have verl's defaults.
+In these words $NAME is a variable of the environment.
 
 A script is not run: only its words with dotted keys are read, and the file that its --config-name names. Start the
 command in the folder in which the script would start.
@@ -33,8 +34,8 @@ def main(argv: Sequence[str]) -> None:
         "words", nargs="*", metavar="CONFIG KEY=VALUE", help="a YAML file or a script, then keys of verl"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the experiment file to FILE")
-    parser.add_argument("--config-name", "-cn", metavar="NAME", help="read NAME.yaml of --config-path, as Hydra does")
-    parser.add_argument("--config-path", "-cp", metavar="FOLDER", help="the folder of --config-name")
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help="read NAME.yaml in the folder of --config-path")
+    parser.add_argument("--config-path", "-cp", metavar="FOLDER", help="the folder of the file NAME.yaml")
     given = parser.parse_intermixed_args(argv)
     if not given.words and not given.config_name:
         parser.error("name a configuration file of verl, or keys of verl as KEY=VALUE")
@@ -52,4 +53,4 @@ def translated(
     result = translate(given)
     text = experiment_text(result, out)
     problems = list(refused(text))
-    return text, [*unread, *result.report, *(["Fix before a start:"] if problems else []), *problems]
+    return text, [*unread, *result.report, *(["Fix before you start a run:"] if problems else []), *problems]

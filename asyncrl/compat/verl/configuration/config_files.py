@@ -1,7 +1,7 @@
-"""Reads a configuration file of verl, with the files that its `defaults` name.
+"""Reads a configuration file of verl, with the files that its list `defaults` names.
 
-Hydra finds such a file by `--config-name` and `--config-path`, and the files of its `defaults` in the same folder.
-Files that verl ships are not read: the table has their values.
+Hydra finds such a file by `--config-name` and `--config-path`, and the files in `defaults` in the same folder. Files
+that verl ships are not read, because the rows of `table.py` have their values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ SELF = "_self_"
 
 
 def find_config(name: str, folders: Sequence[Path]) -> Path | None:
-    """The file of a configuration in the first of `folders` that has it. None: no folder has it."""
+    """The file `name`, with or without its ending, in the first of `folders` that has it. None: no folder has it, or
+    `name` is absolute or contains `..`."""
     place = PurePath(name)
     if place.is_absolute() or ".." in place.parts:
         return None
@@ -44,7 +45,8 @@ def is_of_verl(name: str) -> bool:
 def read_config(file: Path) -> tuple[Section, list[str]]:
     """The values of a file and of the files that it includes, and a line for each of these that is not found.
 
-    Raises the errors in `config.group_files.FAILURES`, and ConfigError: the file has no keys, or too many files.
+    Raises the errors in `config.group_files.FAILURES`. Raises ConfigError: a file has no keys, or there are too many
+    files.
     """
     reader = _Reader(file.parent)
     return reader.read(file), reader.missing
@@ -66,14 +68,14 @@ class _Reader:
         listed = content.pop("defaults", None)
         listed = listed if isinstance(listed, list) else []
         made: Section = {}
-        # Without _self_ the keys of the file come last, so they win.
+        # If `defaults` lacks `_self_`, Hydra reads the file's own keys last, so they win.
         for entry in listed if SELF in listed else [*listed, SELF]:
             for package, part in [("", content)] if entry == SELF else self._included(entry, file):
                 _merge(made, package, part)
         return made
 
     def _included(self, entry: Any, file: Path) -> Iterator[tuple[str, Section]]:
-        """The files that an entry of `defaults` names, each with the section of its keys."""
+        """The contents of the files that an entry of `defaults` names, each with the section for its keys."""
         named = entry.items() if isinstance(entry, Mapping) else [("", entry)]
         for key, value in named:
             group, _, package = str(key).removeprefix("override ").removeprefix("optional ").strip().partition("@")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.compat.rows import Row, Setting, at_home, dotted, made, none, same, used
+from asyncrl.compat.verl.configuration.named_files import wrong_object
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 TRAIN = "data.train_files"
@@ -59,7 +60,7 @@ def _lengths(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 COLUMNS = {"prompt": "data.prompt_key", "data_source": "data.reward_fn_key", "images": "data.image_key"}
-"""The fields of a task, each with verl's key for its column."""
+"""Maps each field of a task to verl's key that names the field's column."""
 SHIPPED_COLUMNS = {"prompt": "prompt", "data_source": "data_source", "images": "images"}
 
 
@@ -74,7 +75,9 @@ def _columns(source: VerlConfig) -> Iterator[Setting | str]:
 def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source["data.custom_cls.path"], source["data.custom_cls.name"]
     if path:
-        yield "data.dataset", dotted(path, name or "CustomDataset")
+        name = name or "CustomDataset"
+        yield "data.dataset", dotted(path, name)
+        yield from wrong_object("data.custom_cls.path", path, "data.custom_cls.name", name)
 
 
 ROWS = (
@@ -88,7 +91,7 @@ ROWS = (
         "`rollout.n`. A step has `train_batch_size / ppo_mini_batch_size` minibatches.",
         _batch,
     ),
-    made(GENERATED, "`replay.oversample`", None, "`gen_batch_size / train_batch_size`.", _oversample),
+    made(GENERATED, "`replay.oversample`", None, "`gen_batch_size / train_batch_size`, if it is above 1.", _oversample),
     used(
         PROMPT,
         "`data.max_prompt_length`, `actor.max_tokens`",
@@ -105,9 +108,14 @@ ROWS = (
     ),
     same("data.truncation", "data.truncation", "error"),
     same("data.filter_overlong_prompts", "data.filter_overlong", False),
-    made("data.prompt_key", "`data.columns`", "prompt", "The column `prompt` of a task.", _columns),
-    used("data.reward_fn_key", "`data.columns`", "data_source", "The column `data_source` of a task."),
-    used("data.image_key", "`data.columns`", "images", "The column `images` of a task (docs/data.md#rows)."),
+    made("data.prompt_key", "`data.columns`", "prompt", "The entry `prompt`: the column with the prompt.", _columns),
+    used("data.reward_fn_key", "`data.columns`", "data_source", "The entry `data_source`: the column with the source."),
+    used(
+        "data.image_key",
+        "`data.columns`",
+        "images",
+        "The entry `images`: the column with the images (docs/data.md#rows).",
+    ),
     same("data.shuffle", "data.shuffle", True),
     same("data.seed", "run.seed", None, "The same value; it seeds the whole run."),
     made(

@@ -14,14 +14,14 @@ from asyncrl.compat.verl.configuration.source import VerlConfig
 KL_CONTROL = "algorithm.kl_ctrl"
 KL_FORMS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 RATIOS = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "clip_cov": "clip_cov"}
-"""verl's losses with a lower and an upper clip, each with asyncrl's name."""
+"""Maps the names of verl's losses with a lower and an upper clip to asyncrl's names."""
 DEFAULT_CLIP = 0.2
 MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 """Losses that verl always aggregates as seq-mean-token-mean."""
 
 
 def _clips(source: VerlConfig) -> tuple[float, float]:
-    """The lower and the upper clip. A side that is not given is `clip_ratio`."""
+    """The lower and the upper clip. A side that is not given has the value of `clip_ratio`."""
     both = source[f"{ACTOR}.clip_ratio"]
     low, high = (source[f"{ACTOR}.clip_ratio_{side}"] for side in ("low", "high"))
     return (both if low is None else low), (both if high is None else high)

@@ -25,14 +25,14 @@ MEGATRON_LAYERS = {
     "linear_fc1_up": ("up_proj",),
     "linear_fc1_gate": ("gate_proj",),
 }
-"""The layers of Megatron, some of which it fuses, each with its layers in Hugging Face's models."""
+"""Maps each layer of Megatron to the same layers of Hugging Face's models. Megatron fuses some of them."""
 FUSED_LAYERS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 LORA_TYPES = (None, "lora", "canonical_lora")
 LAYER_NAME = re.compile(r"[\w.-]+")
 
 
 def path_row(key: str, here: str, default: str, wanted: Callable[[VerlConfig], bool] = lambda source: True) -> Row:
-    """A row for the path of a model. Without `wanted`, the row makes no setting."""
+    """A row for the path of a model. If `wanted` is false for a configuration, the row makes no setting."""
 
     def path(source: VerlConfig) -> Iterator[Setting | str]:
         if not wanted(source) or source[key] is None:
@@ -103,7 +103,8 @@ def _lora(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def adapters(source: VerlConfig, section: str, here: str, folder: str | None) -> Iterator[Setting | str]:
-    """The settings `here` of the adapters of the model that `section` names: those in `folder`, or new ones."""
+    """Yield the LoRA settings below the key `here` for the model of verl's `section`. The adapters come from `folder`;
+    None: they are new."""
     if folder is not None:
         yield f"{here}.path", at_home(folder)
         return
@@ -178,7 +179,7 @@ ROWS = (
     none(
         MODEL,
         "exclude_modules lora.*",
-        "`model.lora.targets` names all layers that get adapters, which are always merged into the pushed weights.",
+        "`model.lora.targets` names all layers that get adapters. Adapters are always merged into the pushed weights.",
     ),
     made(
         f"{MODEL}.custom_chat_template",

@@ -1,4 +1,4 @@
-"""Translates the keys of verl that divide GPUs: between ranks of one model, and into pools of several roles."""
+"""Translates the keys of verl that say which ranks share one model, and which pools of GPUs several roles have."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ RANKS: Mapping[str, tuple[str, ...]] = {
     ),
     "pipeline": (f"{ACTOR}.megatron.pipeline_model_parallel_size", f"{ACTOR}.torchtitan.pipeline_parallel_size"),
 }
-"""The keys that divide a model, by what they divide. Each of verl's engines has its own."""
+"""Maps each kind of ranks that share a model to verl's keys for their number, which differ by engine."""
 GPUS, HOSTS = "trainer.n_gpus_per_node", "trainer.nnodes"
 ROLLOUT = "actor_rollout_ref.rollout"
 WHOLE_SEQUENCES = ("flash_attention_2", "flex_attention")
-"""Attention of which ranks cannot share a sequence."""
+"""Attention implementations with which ranks cannot share a sequence."""
 
 
 def _ranks(source: VerlConfig) -> Iterator[Setting | str]:
@@ -50,12 +50,12 @@ def _ranks(source: VerlConfig) -> Iterator[Setting | str]:
         others = "adapters" if adapters else "learner.context_ranks and learner.expert_ranks"
         yield (
             f"{key['tensor']}={count['tensor']}: learner.tensor_ranks cannot be combined with {others}, so "
-            "learner.context_ranks is larger instead: it also divides the tokens of a pass"
+            "learner.context_ranks is multiplied by this number instead"
         )
         count["context"] *= count["tensor"]
         count["tensor"] = 1
     if count["expert"] > 1 and adapters:
-        yield f"{key['expert']}={count['expert']}: a model with adapters gathers its experts; learner.expert_ranks is 1"
+        yield f"{key['expert']}={count['expert']}: with adapters, ranks share no experts; learner.expert_ranks is 1"
         count["expert"] = 1
     yield from ((f"learner.{kind}_ranks", count[kind]) for kind in ("context", "tensor", "expert") if count[kind] > 1)
     if count["context"] * count["tensor"] > 1 and (attention := attention_of(source)) in WHOLE_SEQUENCES:
@@ -135,8 +135,8 @@ ROWS = (
         False,
         "True: scorers with a reward model have a pool of their own, `scoring`, in addition to the GPUs of `trainer`.",
     ),
-    used(f"{REWARD}.nnodes", "`cluster.pools`", 0, "The nodes of the pool `scoring`."),
-    used(f"{REWARD}.n_gpus_per_node", "`cluster.pools`", 8, "The GPUs of each of these nodes."),
+    used(f"{REWARD}.nnodes", "`cluster.pools`", 0, "The number of nodes of the pool `scoring`."),
+    used(f"{REWARD}.n_gpus_per_node", "`cluster.pools`", 8, "The number of GPUs on each of these nodes."),
     used(
         f"{ROLLOUT}.nnodes",
         "`cluster.pools`",
@@ -144,7 +144,7 @@ ROWS = (
         "Above 0: actors with their servers have a pool of their own, `actor`. With 0 asyncrl divides the GPUs between "
         "servers and learner.",
     ),
-    used(f"{ROLLOUT}.n_gpus_per_node", "`cluster.pools`", None, "The GPUs of each of these nodes."),
+    used(f"{ROLLOUT}.n_gpus_per_node", "`cluster.pools`", None, "The number of GPUs on each of these nodes."),
     *(
         alias(f"reward_model.{name}", f"{REWARD}.{name}")
         for name in ("enable_resource_pool", "nnodes", "n_gpus_per_node")

@@ -2,7 +2,8 @@
 
 Their forms are `${key}`, `${.key}` (relative to the key's section), and `${oc.select:key,VALUE}` (with a default).
 
-The configuration may come from a stranger. References read only its own keys, and the size of their values is limited.
+The configuration may come from a stranger. So a reference can read only keys of the same configuration, and the size of
+its value is limited.
 OmegaConf's resolvers, such as `oc.env`, are never called.
 """
 
@@ -20,20 +21,21 @@ from asyncrl.compat.yaml_files import MAX_VALUES
 MISSING = "???"
 REFERENCE = re.compile(r"\$\{\s*(oc\.select\s*:\s*)?(\.*)([\w-]+(?:\.[\w-]+)*)\s*(?:,([^{}$]*))?\}")
 MAX_CHARACTERS = 1 << 16
-"""The longest text after its references are resolved."""
+"""The maximum number of characters of a text after its references are resolved."""
 MAX_STEPS = 50
-"""The longest chain of references."""
+"""The maximum number of keys in a chain of references."""
 
 
 @dataclass(frozen=True)
 class UnknownValue:
-    """A value that only a running script knows. `text` is how the script writes it."""
+    """A value that has an unknown part. `text` is how it is written, and `reason` says what is unknown."""
 
     text: str
+    reason: str
 
 
 class References:
-    """The references in `root`, a configuration of plain values."""
+    """Resolves the references in `root`, a configuration of nested plain values."""
 
     def __init__(self, root: Mapping[Any, Any]) -> None:
         self._root = root
@@ -45,10 +47,10 @@ class References:
         """The value at `key`, with its references resolved.
 
         Raises ValueError: a reference names an unknown key, refers to itself, or gives too many values; or the value is
-        unknown.
+        an UnknownValue.
         """
         if isinstance(value, UnknownValue):
-            raise ValueError(f"only the running script knows this value: {value.text:.200}")
+            raise ValueError(f"{value.reason}: {value.text:.200}")
         if isinstance(value, Mapping):
             return {name: self.resolved(inner, f"{key}.{name}") for name, inner in value.items()}
         if isinstance(value, list):

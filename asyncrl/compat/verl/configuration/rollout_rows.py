@@ -9,26 +9,13 @@ from typing import Any
 from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import router_replay_of
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
+from asyncrl.compat.verl.configuration.loop_settings import AGENT, LOOP, ROLLOUT, TURNS, loop_options, wrong_loops
+from asyncrl.compat.verl.configuration.named_files import missing_file
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.tool_rows import tool_settings
 from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.config.group_files import FAILURES
 
-ROLLOUT = "actor_rollout_ref.rollout"
-TURNS = f"{ROLLOUT}.multi_turn"
-AGENT = f"{ROLLOUT}.agent"
-LOOP = f"{AGENT}.default_agent_loop"
-OWN_LOOPS = ("single_turn_agent", "tool_agent")
-"""The loops of verl that play as asyncrl does without an agent."""
-OF_LOOPS = (
-    "format",
-    "function_tool_path",
-    "interaction_config_path",
-    "max_parallel_calls",
-    "tool_config_path",
-    "tool_response_truncate_side",
-)
-"""Keys of `multi_turn` that only agent loops read."""
 WITHOUT_LOOPS = {
     "max_parallel_calls": "all calls of a turn run at once.",
     "tool_response_truncate_side": "the middle of a long result is cut out.",
@@ -39,7 +26,8 @@ ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 OFF = {"enforce_eager": "--disable-cuda-graph", "enable_prefix_caching": "--disable-radix-cache"}
-"""Keys that turn a feature of SGLang off. One of them does so if it is true."""
+"""Maps keys of verl to options that turn a feature of SGLang off. `enforce_eager` does so if it is true, the other key
+if it is false."""
 OPTIONS = {
     "max_num_seqs": "--max-running-requests",
     "max_model_len": "--context-length",
@@ -47,7 +35,7 @@ OPTIONS = {
     "scheduling_policy": "--schedule-policy",
 }
 SHIPPED = {"max_num_seqs": 256, "max_model_len": None, "expert_parallel_size": 1, "scheduling_policy": "fcfs"}
-"""verl's defaults, which leave the choice to SGLang here."""
+"""verl's defaults for the keys of OPTIONS. A key with its default makes no option, so that SGLang chooses."""
 OF_VERL = ("custom_weight_loader",)
 """Options that only verl's own servers know."""
 UNBOUNDED_TURNS = 64
@@ -96,7 +84,7 @@ def _arguments(source: VerlConfig) -> Iterator[Setting | str]:
     for name, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
         flag = f"--{name.replace('_', '-')}"
         if "." in name or name in OF_VERL or value is False or isinstance(value, Mapping):
-            yield f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out; add an option of SGLang to engine.server.arguments"
+            yield f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out; engine.server.arguments takes options of SGLang"
         elif value is not None:
             given = [] if value is True else value if isinstance(value, list) else [value]
             words += [flag, *map(str, given)]
@@ -132,11 +120,12 @@ def _validation(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _turns(source: VerlConfig) -> Iterator[Setting | str]:
-    if loops := _loops(source):
+    if loops := loop_options(source):
         turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"]
         yield from {"actor.agent": "verl", "actor.agent_options": loops}.items()
         yield "actor.max_turns", turns or UNBOUNDED_TURNS
         yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
+        yield from wrong_loops(source)
         return
     for name, without in WITHOUT_LOOPS.items():
         if source.says(f"{TURNS}.{name}"):
@@ -157,22 +146,12 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     yield from _interactions(source)
 
 
-def _loops(source: VerlConfig) -> dict[str, Any]:
-    """The options of `actor.agent=verl`; none if asyncrl plays the episodes as verl's own loops do."""
-    default, path = source[LOOP], source[f"{AGENT}.agent_loop_config_path"]
-    if not path and default in OWN_LOOPS:
-        return {}
-    turns = {name: source[f"{TURNS}.{name}"] for name in OF_LOOPS if source.says(f"{TURNS}.{name}")}
-    return {
-        "default_agent_loop": default,
-        **({"agent_loop_config_path": path} if path else {}),
-        **({"config": {"actor_rollout_ref": {"rollout": {"multi_turn": turns}}}} if turns else {}),
-    }
-
-
 def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
     key = f"{TURNS}.interaction_config_path"
     if not (path := source[key]):
+        return
+    if line := missing_file(key, path):
+        yield line
         return
     try:
         content = read_yaml(Path(path).expanduser())
@@ -252,7 +231,12 @@ ROWS = (
         f"{ROLLOUT}.enable_prefix_caching", "`engine.server.arguments`", True, "False becomes `--disable-radix-cache`."
     ),
     *(
-        used(f"{ROLLOUT}.{name}", "`engine.server.arguments`", SHIPPED[name], f"`{flag}`, if it is not verl's default.")
+        used(
+            f"{ROLLOUT}.{name}",
+            "`engine.server.arguments`",
+            SHIPPED[name],
+            f"Becomes `{flag}`, unless it is verl's default.",
+        )
         for name, flag in OPTIONS.items()
     ),
     Row(
@@ -277,7 +261,7 @@ ROWS = (
         f"{TURNS}.max_assistant_turns",
         "`actor.max_turns`",
         None,
-        f"It is {UNBOUNDED_TURNS} if no number of turns is given.",
+        f"The same value. If no number of turns is given, {UNBOUNDED_TURNS}.",
     ),
     used(
         f"{TURNS}.max_user_turns",
@@ -303,7 +287,12 @@ ROWS = (
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
     *(
-        used(f"{TURNS}.{name}", "`actor.agent_options`", None, f"Only agent loops of yours read it. Else: {without}")
+        used(
+            f"{TURNS}.{name}",
+            "`actor.agent_options`",
+            None,
+            f"Only agent loops of yours read it. In all other episodes, {without}",
+        )
         for name, without in WITHOUT_LOOPS.items()
     ),
     used(
@@ -340,7 +329,7 @@ ROWS = (
     none(
         ROLLOUT,
         "mode do_sample ignore_eos over_sample_rate",
-        "Episodes always run asynchronously, are sampled, and end with the model's end-of-turn token. "
+        "Episodes always run asynchronously. Turns are sampled, and end with the model's end-of-turn token. "
         "`replay.oversample` starts more episodes than a batch needs.",
     ),
     none(
@@ -360,20 +349,20 @@ ROWS = (
         LOOP,
         "`actor.agent`, `actor.agent_options`",
         "single_turn_agent",
-        "`actor.agent=verl`, if the loop is yours. The loops `single_turn_agent` and `tool_agent` become no agent: "
-        "asyncrl plays these episodes itself.",
+        "`actor.agent=verl`, if the loop is yours. `single_turn_agent` and `tool_agent` set no agent: asyncrl "
+        "plays these episodes itself.",
     ),
     used(
         f"{AGENT}.agent_loop_config_path",
         "`actor.agent`, `actor.agent_options`",
         None,
-        "`actor.agent=verl`, with the file as it is. The keys of `multi_turn` go with it.",
+        "`actor.agent=verl`. The agent gets the unchanged file, and the keys of `multi_turn` that agent loops read.",
     ),
     none(ROLLOUT, "agent.*", "The loops run in the actors."),
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",
-        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` choose another one.",
+        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` can choose another one.",
     ),
     none(
         ROLLOUT,

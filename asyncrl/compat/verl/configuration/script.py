@@ -1,9 +1,9 @@
 """Reads the `key=value` words of a shell script, such as verl's examples. The script is never run.
 
 `NAME=VALUE` and `NAME+=VALUE` set variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}`, `${NAME:?TEXT}` and `$((SUM))` are
-expanded. Every word with a dotted key counts, also within an array, and within a text or `$(...)` that starts verl.
-Other words are skipped, and loops and conditions have no effect. The output of a command, which may extend over several
-lines, and a variable without a value are unknown.
+expanded. Every word with a dotted key is read, also in an array, and in a quoted command or `$(...)` that starts verl.
+Other words are skipped, and loops and conditions have no effect. The output of `$(...)`, which may extend over several
+lines in the script, is unknown, and so is a variable without a value.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then", "do", "else")
 ARRAY = re.compile(r"(?<!\w)(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)(?:[-=]([^{}]*)|\?[^{}]*))?\}|\$([A-Za-z_]\w*)")
+PLAIN_VARIABLE = re.compile(r"\$[A-Za-z_]")
 SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 WORKING_FOLDER = re.compile(r"\$\(\s*pwd\s*\)|`\s*pwd\s*`")
-"""The one command whose output is known: a script is read as if it were started in this folder."""
+"""The only command whose output is known: a script is read as if it were started in the working folder."""
 OUTPUT = re.compile(r"\$\((.*)\)", re.DOTALL)
 OPTIONS = {"--config-name": "name", "-cn": "name", "--config-path": "folder", "-cp": "folder"}
 """Hydra's options that name the file of a configuration."""
@@ -89,7 +90,7 @@ def script_words(text: str, environment: Mapping[str, str]) -> list[ScriptWord]:
 
 
 def script_configuration(text: str, environment: Mapping[str, str]) -> ScriptConfiguration:
-    """The words of a script that set keys (see `script_words`), and the file that its options name."""
+    """The words of a script that set keys (see `script_words`), the file that its options name, and remarks."""
     variables = {name: value.replace("$", DOLLAR) for name, value in environment.items()}
     words, unread, named, remarks = list[ScriptWord](), list[ScriptWord](), NOT_NAMED, list[str]()
     text = WORKING_FOLDER.sub("${PWD}", text)
@@ -98,11 +99,11 @@ def script_configuration(text: str, environment: Mapping[str, str]) -> ScriptCon
         try:
             parts = shlex.split(expanded)
         except ValueError:
-            # A quotation over several lines. It sets no key in most scripts, so any other word with a key wins.
+            # A quoted text over several lines. It sets no key in most scripts, so other words that set its key win.
             unread += [ScriptWord(part.translate(SHOWN), False) for part in command.split() if OPEN_KEY.match(part)]
             continue
         for inner in filter(None, map(_inner_command, parts)):
-            # A text of the same length would be read again without end.
+            # Only a shorter text is read again: the recursion must end.
             if len(inner) < len(expanded):
                 found = script_configuration(inner, {})
                 words, remarks = [*words, *found.words], [*remarks, *found.remarks]
@@ -113,8 +114,16 @@ def script_configuration(text: str, environment: Mapping[str, str]) -> ScriptCon
     return ScriptConfiguration([*unread, *words], named, remarks)
 
 
+def expanded_word(word: str, environment: Mapping[str, str]) -> ScriptWord:
+    """A word that no shell has expanded, with the variables of `environment`. References to keys (`${data.seed}`) stay
+    as they are."""
+    expanded = _expanded(word, {name: value.replace("$", DOLLAR) for name, value in environment.items()})
+    return ScriptWord(expanded.translate(SHOWN), not PLAIN_VARIABLE.search(expanded))
+
+
 def _inner_command(part: str) -> str | None:
-    """The command that starts verl within one word, such as `"COMMAND"` after `bash -c`, or `NAME=$(COMMAND)`."""
+    """The command that starts verl within one word, such as `"COMMAND"` after `bash -c`, or `NAME=$(COMMAND)`. None:
+    the word contains no such command."""
     text = part.translate(SHOWN)
     if KEY_WORD.match(part) or len(text.split()) < 2 or not STARTS_VERL.search(text):
         return None

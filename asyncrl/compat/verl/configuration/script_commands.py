@@ -14,28 +14,30 @@ OPEN_VALUE = re.compile(
     r"(?:^|\s)(?:\+{0,2}[A-Za-z_][\w.]*\+?=[^\s\"']*(?:\"[^\"]*|'[^']*)"
     r"|(?P<mark>[\"'])\+{0,2}[A-Za-z_]\w*(?:\.\w+)+=(?:(?!(?P=mark)).)*)$"
 )
-"""A key or a variable at the end of a command, whose value has an open quotation mark. The mark may also be
-before a key."""
+"""A key or a variable at the end of a command, whose value has an open quotation mark. The mark may also come before
+the key."""
 STARTS_VERL = re.compile(r"\bmain_\w|-m\s+verl\.")
 """The name of a program of verl, such as verl.trainer.main_ppo."""
 MOST_LINES = 50
-"""The maximum number of lines of one command. A line and the lines that continue it after a backslash count once."""
+"""The maximum number of lines of one command. A line and the lines that continue it after a backslash count as one."""
 SPACE, DOLLAR, UNEXPANDED = "\x1f", "\x1e", "\x1d"
-"""Characters that replace a quoted space, a quoted dollar sign, and a dollar sign in the value of a variable that could
-not be expanded. They are used while words are split and variables expanded."""
+"""Characters that replace other characters while words are split and variables expanded. SPACE replaces a space within
+brackets, DOLLAR a dollar sign that is quoted or escaped, and UNEXPANDED a dollar sign that is left in the value of a
+variable."""
 MASK = str.maketrans({"'": "\x1c", '"': "\x1b", "\\": "\x1a"})
-"""Replaces characters within `$(...)` that would have an effect on the words of the command around it."""
+"""Replaces quotation marks and backslashes within `$(...)`: they must not change how the command around it is split."""
 LITERAL = MASK | str.maketrans({"$": UNEXPANDED})
-"""Replaces characters that have no effect in the value of a variable."""
+"""Replaces characters that the shell takes literally if they come from the value of a variable."""
 SHOWN = str.maketrans({SPACE: " ", DOLLAR: "$", UNEXPANDED: "$", "\x1c": "'", "\x1b": '"', "\x1a": "\\"})
 """Puts the replaced characters back."""
 
 
 def commands_of(lines: Sequence[str], remarks: list[str]) -> Iterator[str]:
-    """The commands of a script's lines, without comments. A command goes on while its brackets or its quoted value are
-    open, for at most MOST_LINES lines, but not over a line that starts verl.
+    """The commands of a script's lines, without comments. A command goes on over the next line while a bracket or its
+    quoted value is open.
 
-    If it is still open then, it ends with its first line, and `remarks` gets a line that says so.
+    It ends with its first line if it is still open after MOST_LINES lines or at the end of the script. It also does if
+    a line within its brackets starts verl. In both cases `remarks` gets a line that says so.
     """
     start = 0
     while start < len(lines):
@@ -52,8 +54,8 @@ def commands_of(lines: Sequence[str], remarks: list[str]) -> Iterator[str]:
             end = _add_line(found, lines, start)
             found.close()
             remarks.append(
-                f"Check the script: {lines[start].strip():.80}: a bracket or quotation mark of this line is not closed "
-                "there. The line is read as if it were closed at its end"
+                f"Check the script: {lines[start].strip():.80}: this line opens a bracket or quotation mark that is "
+                "not closed. It is read as if it were closed at the end of the line"
             )
         yield from found.commands
         start = end
@@ -75,7 +77,7 @@ class _Level(NamedTuple):
     - `closer`: the character that closes it
     - `in_brackets`: it is, or is within, `$(...)`, `${...}` or backticks
     - `in_command`: it is, or is within, `$(...)` or backticks
-    - `quoted`: it is a double quotation mark, or a `${...}` within one: apostrophes have no effect
+    - `quoted`: it is a double quotation mark, or a `${...}` within one, so that apostrophes in it have no effect
     """
 
     closer: str
@@ -100,7 +102,7 @@ class _Splitter:
 
     @property
     def commands(self) -> list[str]:
-        """All commands so far. The last one may be open."""
+        """All commands so far. The last one may be incomplete."""
         return [*self._whole, "".join(self._letters)]
 
     @property
@@ -155,7 +157,7 @@ class _Splitter:
         if not self._ticked:
             self._open("`")
         while self._ticked and self._levels.pop().closer != "`":
-            pass  # What is open within backticks ends with them.
+            pass  # Brackets and quotations that begin within backticks end with them.
         self._ticked = not self._ticked
 
     def _add_plain(self, letter: str, before: str) -> None:

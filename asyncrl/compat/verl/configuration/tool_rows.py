@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.compat.rows import Setting
+from asyncrl.compat.verl.configuration.named_files import missing_file, wrong_class
 from asyncrl.compat.verl.configuration.references import has_reference
 from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.config.group_files import FAILURES
@@ -15,14 +16,17 @@ from asyncrl.config.group_files import FAILURES
 COUNTERPARTS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python", "SearchTool": "search"}
 """verl's own tool classes that a tool of asyncrl replaces."""
 PROVIDED = {"verl.tools.gsm8k_tool.Gsm8kTool": "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool"}
-"""Classes of verl's early releases that asyncrl has."""
+"""Maps tool classes of verl's early releases to asyncrl's own versions of them."""
 _NO_VARIABLE = re.compile(r"\W+")
 
 
 def tool_settings(key: str, config_path: str | None, function_path: str | None) -> Iterator[Setting | str]:
-    """The settings of the tools in both files, and lines for the report. `key` is the section of both keys."""
+    """The settings for the tools in both files, and lines for the report. `key` is the section whose keys
+    `tool_config_path` and `function_tool_path` name the files."""
     made = _Tools(f"{key}.tool_config_path")
-    if config_path:
+    if config_path and (line := missing_file(f"{key}.tool_config_path", config_path)):
+        made.lines.append(line)
+    elif config_path:
         try:
             for entry in read_yaml(Path(config_path).expanduser())["tools"]:
                 made.add(entry)
@@ -34,6 +38,7 @@ def tool_settings(key: str, config_path: str | None, function_path: str | None) 
             )
     if function_path:
         made.written_for_verl.append({"function_tool_path": function_path})
+        made.lines += filter(None, [missing_file(f"{key}.function_tool_path", function_path)])
     yield "actor.tools", made.names
     if made.written_for_verl:
         yield "actor.verl_tools", made.written_for_verl
@@ -69,10 +74,11 @@ class _Tools:
         else:
             kept = {name: entry[name] for name in ("class_name", "config", "tool_schema") if entry.get(name)}
             self.written_for_verl.append({**kept, "class_name": PROVIDED.get(path, path)})
+            self.lines += wrong_class(f"{self._key}: class_name", path)
             if path.startswith("verl.") and path not in PROVIDED:
                 self.lines.append(
                     f"{self._key}: {path} is used unchanged, but asyncrl does not provide it: install a release of "
-                    "verl that has it, or copy its file into a package of yours and name that"
+                    "verl that has it, or copy its file into a package of yours and name the class there"
                 )
 
     def _add_counterpart(self, path: str, ours: str, config: Mapping[str, Any]) -> None:
@@ -101,6 +107,6 @@ class _Tools:
                 server["tools"] = list(chosen)
             self.servers[str(name)] = server
         if mcp.get("tool_selected_list") and len(listed) > 1:
-            self.lines.append(f"{self._key}: leave in each actor.mcp_servers.NAME.tools the tools of that server")
+            self.lines.append(f"{self._key}: keep in each actor.mcp_servers.NAME.tools only tools of that server")
         self.settings["actor.mcp_servers"] = self.servers
         self.lines.append(f"{self._key}: {path} becomes actor.mcp_servers; the policy reads the servers' own results")

@@ -14,7 +14,7 @@ EPOCHS = "trainer.total_epochs"
 NAME = "trainer.experiment_name"
 DIR = "trainer.default_local_dir"
 MOST_KEPT = 512
-"""The largest value of observe.keep_evaluated."""
+"""The largest value that observe.keep_evaluated may have."""
 LOGGERS = ("console", "wandb", "tensorboard", "trackio")
 
 
@@ -64,8 +64,13 @@ def _evaluations(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _generations(source: VerlConfig) -> Iterator[Setting | str]:
     if count := source["trainer.log_val_generations"]:
-        yield "observe.keep_evaluated", min(count, MOST_KEPT)
+        kept = min(count, MOST_KEPT)
+        yield "observe.keep_evaluated", kept
         yield "observe.upload", ["episodes"]
+        yield (
+            f"trainer.log_val_generations={count}: services in observe.sinks, such as wandb, get a table of {kept} "
+            "held-out episodes at each evaluation, and of the kept training episodes"
+        )
 
 
 def _kept(source: VerlConfig) -> Iterator[Setting | str]:
@@ -101,7 +106,7 @@ ROWS = (
         STEPS,
         "`learner.steps`, `learner.epochs`",
         None,
-        "Both count steps of `train_batch_size` prompts.",
+        "A step trains on `train_batch_size` prompts, as in verl.",
         _length,
     ),
     used(EPOCHS, "`learner.epochs`", 30, "Used if `total_training_steps` is null."),
@@ -169,7 +174,7 @@ ROWS = (
         "trainer.rollout_data_dir",
         "`replay.retention`",
         None,
-        "Given, it becomes `all`: the store keeps every episode, and `asyncrl inspect export` writes them as Parquet.",
+        "If it is set, `all`: the store keeps every episode, and `asyncrl inspect export` writes them as Parquet.",
         _kept,
     ),
     used("trainer.validation_data_dir", "`replay.retention`", None, "As `rollout_data_dir`."),

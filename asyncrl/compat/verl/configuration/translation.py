@@ -16,8 +16,8 @@ from asyncrl.compat.verl.configuration.table import TABLE, row_of
 CLASS = "_target_"
 """A key that names the class that verl creates from a section."""
 LAG = (
-    "verl alternates between generation and training; here both run at once, on data that is at most replay.max_lag=2 "
-    "versions old. Set 0 to alternate"
+    "verl alternates between generation and training; here both run at once, and training uses data that is at most "
+    "replay.max_lag=2 versions old. Set replay.max_lag=0 to alternate"
 )
 _VERL = Table(TABLE, row_of, "verl", "verl 0.9's ppo_trainer.yaml")
 
@@ -32,7 +32,7 @@ def translate(given: Section) -> Translated:
         if isinstance(made, str):
             differs.append(made)
         elif has_reference(made[1]):
-            # Hydra would resolve the reference.
+            # A run would let Hydra resolve the reference, which may read an environment variable, for example.
             differs.append(f"{made[0]}: its value has a reference, and is left out: set this key yourself")
         else:
             settings[made[0]] = made[1]

@@ -1,7 +1,7 @@
 """Workers of several roles in one process, such as an actor and a critic that share a GPU.
 
-`create_colocated_worker_cls` makes one class of the classes of all roles. A worker group of this class gives a group
-for each role by `spawn`.
+`create_colocated_worker_cls` makes one class from the classes of all roles. The method `spawn` of this class's worker
+group returns a group for each role.
 """
 
 from __future__ import annotations

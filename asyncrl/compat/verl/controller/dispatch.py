@@ -24,7 +24,8 @@ PADDING = "_padding_size_key_x123d"
 The name is verl's, so that dispatch functions written for verl work.
 """
 MEGATRON = "megatron"
-"""The mesh of the modes MEGATRON_COMPUTE and MEGATRON_COMPUTE_PROTO."""
+"""The name of the mesh of the modes MEGATRON_COMPUTE and MEGATRON_COMPUTE_PROTO. A mesh is a division of models among
+workers: it gives each worker a data-parallel rank."""
 
 Arguments = tuple[Sequence[Any], dict[str, Any]]
 
@@ -95,7 +96,7 @@ def divided_with_function(group: Workers, *args: Any, **kwargs: Any) -> Argument
 
 
 def over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Give the workers of data-parallel rank d the element d of each argument. Each argument is a list [D].
+    """Give the workers of data-parallel rank d the element d of each argument, a list with an element for each rank.
 
     Raises DispatchError: a list has another length.
     """
@@ -136,7 +137,7 @@ def from_mesh(mesh: str, group: Workers, output: Sequence[Any]) -> list[Any]:
     if [rank for rank, _ in found] != list(range(max(ranks) + 1)):
         raise DispatchError(
             f"in the mesh {mesh!r} the workers {[index for _, index in found]} collect, for the data-parallel ranks "
-            f"{[rank for rank, _ in found]}: each of the {max(ranks) + 1} ranks needs exactly one"
+            f"{[rank for rank, _ in found]}: each of the {max(ranks) + 1} ranks needs exactly one worker that collects"
         )
     return [output[index] for _, index in found]
 

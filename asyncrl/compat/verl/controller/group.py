@@ -107,7 +107,7 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def submit(self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Let a worker run a method after its earlier calls. Return the future of the result."""
+        """Let a worker run a method after all calls that it got before. Return the future of the result."""
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Run a method on all workers, and return the futures of the results.

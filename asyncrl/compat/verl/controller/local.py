@@ -14,7 +14,7 @@ from asyncrl.errors import DispatchError
 
 
 class LocalWorkerGroup(WorkerGroup):
-    """Workers in this process, one for each process of `resource_pool`; one worker by default.
+    """Workers in threads of this process: as many as `resource_pool` has processes, by default one.
 
     The workers share this process's memory and its single torch.distributed group, so several workers cannot train one
     model together.
@@ -71,7 +71,7 @@ def rank_variables(rank: int, world_size: int, local_rank: int, local_size: int)
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the block."""
+    """Set environment variables within the `with` block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -47,8 +47,8 @@ class WorkerHost:
 
 
 def compact(value: Any) -> Any:
-    """The batch, with a copy of each tensor that is a view of a larger tensor."""
-    # The pickle of a view contains the whole larger tensor.
+    """A batch with its tensors on the CPU, and without views of larger tensors. Return other values unchanged."""
+    # The pickle of a view would contain the whole larger tensor.
     if not isinstance(value, DataProto) or value.batch is None:
         return value
     tensors = {name: _alone(tensor) for name, tensor in value.batch.items()}

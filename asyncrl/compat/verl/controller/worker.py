@@ -1,4 +1,5 @@
-"""A worker of the single controller. It knows its rank among the W workers, and its position in a mesh."""
+"""A worker of the single controller. It knows its rank among the W workers, and its position in each mesh, which is a
+division of models among the workers."""
 
 from __future__ import annotations
 
@@ -130,14 +131,16 @@ class Worker:
         self._dp_ranks[mesh_name], self._collecting[mesh_name] = dp_rank, is_collect
 
     def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
-        """The data-parallel rank of this worker in each mesh, and for each mesh if the worker returns the result."""
+        """This worker's data-parallel rank in each mesh, and for each mesh, whether it returns the rank's result."""
         return {"dispatch_dp_rank": self._dp_ranks, "collect_dp_rank": self._collecting}
 
     def set_dispatch_collect(
         self, mesh_name: str, dispatch_dp_rank: Mapping[str, int], collect_dp_rank: Mapping[str, bool]
     ) -> None:
-        """Register a mesh with the place of another worker of this process, as its `get_dispatch_collect` gives it. As
-        in verl, the last of several meshes counts.
+        """Register a mesh in which this worker has the position of another worker of this process.
+
+        The two mappings are those that the other worker's `get_dispatch_collect` returned. As in verl, the last mesh in
+        them gives the position.
 
         Raises ValueError: the mesh is registered already.
         """

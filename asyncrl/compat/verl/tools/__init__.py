@@ -1,4 +1,4 @@
-"""verl's tools: classes with a life in each episode, functions, and their schemas.
+"""verl's tools: classes with an instance in each episode, functions, and their schemas.
 
 In reading order:
 - schemas.py: verl's types of schemas and of responses

@@ -23,7 +23,7 @@ class BaseTool:
         log.debug("tool %s: %s", self.name, self.tool_schema)
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema | None:
-        """The schema that the policy sees. A class that needs no `tool_schema` returns its own."""
+        """The schema that the policy sees. A class that is made without `tool_schema` overrides this method."""
         found: OpenAIFunctionToolSchema | None = vars(self).get("tool_schema")
         return found
 

@@ -1,4 +1,4 @@
-"""verl's tools that are functions: the decorator `function_tool`, and the registry in which it notes them."""
+"""verl's tools that are functions: the decorator `function_tool`, and the registry to which it adds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_RETURN = 3
 
 @dataclass
 class FunctionTool:
-    """A function that the policy may call. It has no state of an episode."""
+    """A function that the policy may call. Unlike a BaseTool, it has no instance in each episode."""
 
     name: str
     fn: Callable[..., Any]
@@ -34,7 +34,7 @@ class FunctionTool:
 
 
 class FunctionTools:
-    """The function tools of a process. `names` has the names of verl's module, which share one registry."""
+    """The function tools of a process. `names` returns the content of verl's module, whose functions use `registry`."""
 
     def __init__(self) -> None:
         self.registry: dict[str, FunctionTool] = {}
@@ -56,7 +56,7 @@ class FunctionTools:
         *,
         schema: Schema | dict[str, Any] | None = None,
     ) -> Any:
-        """Note a function as a tool: `@function_tool`, or `@function_tool(name, schema=...)`.
+        """Register a function as a tool: `@function_tool`, or `@function_tool(name, schema=...)`.
 
         Without a schema, the function's type hints and its docstring in Google's style give it. Raises ValueError: the
         function takes `*args` or `**kwargs`, or another function has the name.
@@ -76,7 +76,7 @@ class FunctionTools:
         return self.registry[name]
 
     def load_function_tools_from_path(self, path: str) -> list[FunctionTool]:
-        """Run a Python file, and return the tools that it noted, by name. A file runs once.
+        """Run a Python file, and return the tools that it registered, sorted by name. A file runs only once.
 
         Raises FileNotFoundError: there is no such file. Raises what the file raises.
         """
@@ -103,8 +103,9 @@ class FunctionTools:
 
 
 def normalize_function_tool_return(ret: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
-    """The response, the score and the numbers in what a function returned: the response alone, or a tuple that begins
-    with it.
+    """Read what a function returned: a response alone, or a tuple of a response, maybe a score, and maybe numbers.
+
+    Return all three; a missing score is 0, and missing numbers are an empty mapping.
 
     Raises TypeError: the tuple is empty or has more than three elements.
     """
@@ -133,7 +134,7 @@ def _schema_of(function: Callable[..., Any], name: str) -> OpenAIFunctionToolSch
             f"function tool {name!r} takes {', '.join(variadic)}, which no schema can express; name its "
             "parameters one by one"
         )
-    # Imported here, because it takes seconds, and only schemas that are not given need it.
+    # This import takes seconds. Only a function without a given schema needs it.
     from transformers.utils.chat_template_utils import get_json_schema
 
     schema = get_json_schema(function)
@@ -142,7 +143,7 @@ def _schema_of(function: Callable[..., Any], name: str) -> OpenAIFunctionToolSch
 
 
 def _run(file: Path) -> None:
-    """Run a Python file as a module of its own name."""
+    """Run a Python file as a module whose name is made from the file's path."""
     name = f"_function_tools_of_{'_'.join(file.with_suffix('').parts[1:])}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -13,7 +13,7 @@ PENALTY = -0.05
 
 
 class Gsm8kTool(BaseTool):
-    """Scores submitted answers by the ground truth of the task. The reward is the score of the last submission."""
+    """Compares submitted answers with the task's ground truth. The reward is 1 if the last one is right, else 0."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         super().__init__(config, tool_schema)

@@ -1,7 +1,7 @@
 """Tools written for verl as the tools of a run (`actor.verl_tools`).
 
-One object of verl's class serves all episodes of a process. Each episode is one instance of it: it is created once,
-answers the calls, is asked for its reward, and is released.
+One object of verl's class serves all episodes of a process. It creates an instance for each episode. The instance
+answers the episode's calls, is asked for its reward, and is released.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class VerlTool(Tool):
         create = self.theirs.create
         offered = {"instance_id": self.episode, "create_kwargs": kwargs}
         given = {name: value for name, value in offered.items() if _takes(create, name)}
-        # Early releases of verl pass the arguments one by one, later ones as `create_kwargs`. A class that names the
-        # latter gets of the former what it takes, too.
+        # Early releases of verl pass the arguments one by one, later ones as the mapping `create_kwargs`. A method with
+        # the parameter `create_kwargs` also gets those arguments one by one for which it has parameters.
         if _names(create, "create_kwargs"):
             kwargs = {name: value for name, value in kwargs.items() if _takes(create, name)}
         made = await create(**{**given, **kwargs})
@@ -83,7 +83,7 @@ class VerlTool(Tool):
 
 
 class VerlFunction(Tool):
-    """A function as a tool. As in verl, the task's arguments for it have no effect."""
+    """A function as a tool. As in verl, the arguments for it in the task's `tools_kwargs` have no effect."""
 
     theirs: ClassVar[Any]
     takes_call_kwargs = True
@@ -92,7 +92,7 @@ class VerlFunction(Tool):
         normalize = import_module("verl.tools.function_tool").normalize_function_tool_return
         result = await self.theirs.call(dict(arguments))
         response, score, _ = normalize(result)
-        # verl counts a missing score as 0. Here a score of 0 means that the call was judged.
+        # verl counts a missing score as 0. Here it stays None, since a score of 0 means that the call was judged.
         is_scored = isinstance(result, tuple) and len(result) > 1 and result[1] is not None
         return _read(response, score if is_scored else None)
 
@@ -114,7 +114,7 @@ def verl_tools(entries: Sequence[Any]) -> list[type[Tool]]:
 
 @cache
 def _made(text: str) -> tuple[Any, ...]:
-    """The tools of an entry, which is JSON text. Raises ConfigError."""
+    """The tools of an entry, which is JSON text. Raises ConfigError: it has another form, or a tool cannot be made."""
     entry = json.loads(text)
     match entry:
         case {"function_tool_path": str(path), **rest} if not rest:
@@ -128,7 +128,7 @@ def _made(text: str) -> tuple[Any, ...]:
 def _made_native(path: str, entry: Mapping[str, Any]) -> Any:
     setting = f"{SETTING}: class_name={path}"
     if (kind := (entry.get("config") or {}).get("type", "native")) != ToolType.NATIVE.value:
-        raise ConfigError(f"{setting}: config.type={kind!r:.50} is unknown; name a server of MCP in actor.mcp_servers")
+        raise ConfigError(f"{setting}: config.type={kind!r:.50} is unknown; name MCP servers in actor.mcp_servers")
     cls = imported(path, setting, "the dotted path of a class written for verl")
     for method in METHODS:
         if not inspect.iscoroutinefunction(getattr(cls, method, None)):
@@ -156,7 +156,7 @@ def _class_of(tool: Any) -> type[Tool]:
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{SETTING}: the schema of {type(tool).__name__} cannot be used: {error}") from error
     kind: type[Tool] = VerlTool if hasattr(tool, "execute") else VerlFunction
-    # The module tells whose code it is: a start tries the user's own code.
+    # When a run starts, it tries tools of the user's modules, so the new class has the module of the user's code.
     module = getattr(tool, "fn", type(tool)).__module__
     parts = {"theirs": tool, "schema": {"parameters": _NONE, **function}, "__module__": module}
     return type(kind.__name__, (kind,), parts)
@@ -166,7 +166,8 @@ _NONE: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def _read(response: Any, score: Any) -> Content | Scored:
-    """A response of verl, or a text, with the score of the call. Raises TypeError: the score is no number."""
+    """The content of verl's response, or of a text, with the call's score unless that is None. Raises TypeError: the
+    score is no number."""
     content = _content(response)
     if score is None:
         return content

@@ -1,4 +1,4 @@
-"""verl's way to make tools: from a file of its `tool_config_path`, and from one of its `function_tool_path`.
+"""Makes tools as verl does, from the files that `tool_config_path` and `function_tool_path` name.
 
 The functions work with asyncrl's classes, and with verl's own where verl is installed.
 """
@@ -44,7 +44,7 @@ def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
 
 
 def load_all_tools(tool_config_path: str | None, function_tool_path: str | None) -> list[Any]:
-    """The tools of both files. Raises ValueError: two of them have one name."""
+    """The tools of both files. Raises ValueError: two tools have the same name."""
     native = initialize_tools_from_config(tool_config_path) if tool_config_path else []
     load = import_module("verl.tools.function_tool").load_function_tools_from_path
     functions = load(function_tool_path) if function_tool_path else []

@@ -1,7 +1,7 @@
 """verl's types of tools: OpenAI schemas, calls, and what a tool answers.
 
-They need pydantic, as in verl. Fields that a type does not have are ignored: a parameter keeps its type, description
-and enum.
+They need pydantic, as in verl. Fields that these types do not have are ignored: of a parameter's JSON schema, only
+type, description and enum stay.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def has(report: Sequence[str], *parts: str) -> bool:
 def placed(tmp_path: Path, hosts: Sequence[Host], *words: str) -> Placement:
     """Where the processes of the translated run would be."""
     text, report = translated(None, ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.name=vllm", *words], None)
-    assert "Fix before a start:" not in report
+    assert "Fix before you start a run:" not in report
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     return place(read([f"experiment={file}"], names_missing_data=False), hosts)

@@ -187,7 +187,7 @@ def test_verls_example_of_gsm8k_comes_with_asyncrl(path: str) -> None:
         ({"class_name": "collections.OrderedDict"}, "has no `async def create`"),
         ({**OLD, "tool_schema": None}, "cannot be used: AssertionError: OldTool has no schema"),
         ({**OLD, "tool_schema": {"type": "function"}}, "cannot be used: ValidationError"),
-        ({**OLD, "config": {"type": "mcp"}}, r"name a server of MCP in actor\.mcp_servers"),
+        ({**OLD, "config": {"type": "mcp"}}, r"name MCP servers in actor\.mcp_servers"),
         ({"function_tool_path": "nowhere.py"}, "does not exist: nowhere.py"),
         ({"function_tool_path": __file__.replace("test_playing", "__init__")}, "decorates no function"),
     ],

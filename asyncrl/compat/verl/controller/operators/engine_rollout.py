@@ -27,8 +27,9 @@ NAMED_TENSORS = "named_tensors"
 class EngineRollout(BaseRollout):
     """Runs episodes, with the tools or agent of a configuration, on an embedded engine of its own.
 
-    `EngineRollout(policy_parts(config))` opens it. It generates after the first `update_weights`. Its coroutines run in
-    any event loop, and `generate_sequences` needs none. `close` ends it, and so does the end of a `with` block.
+    `EngineRollout(policy_parts(config))` opens it. It can generate only after the first `update_weights`. Its
+    coroutines run in any event loop, and `generate_sequences` needs none. `close` ends it, and so does the end of a
+    `with` block.
 
     Raises ConfigError: the model, a tool or the agent cannot be used, or the engine is not embedded.
     """
@@ -51,8 +52,8 @@ class EngineRollout(BaseRollout):
 
     @property
     def version(self) -> int:
-        """The number of the weights that are served: the last `global_steps`, or one more than before. It is -1 before
-        the first weights."""
+        """The version of the served weights: the `global_steps` of the last update, or if it had none, one more than
+        the version before. It is -1 before the first weights."""
         return self._version
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -89,7 +90,7 @@ class EngineRollout(BaseRollout):
             )
         if wire_format != NAMED_TENSORS or peft_config is not None or not base_sync_done:
             raise ConfigError(
-                f"wire_format={wire_format}: only all weights as {NAMED_TENSORS} are taken; merge adapters into them"
+                f"wire_format={wire_format}: give all weights as {NAMED_TENSORS}; merge adapters into the weights"
             )
         if WEIGHTS in self._released:
             raise EngineError("the memory of the weights is released: call resume(['weights'])")

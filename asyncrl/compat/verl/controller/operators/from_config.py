@@ -44,8 +44,8 @@ class ActorRolloutRefWorker(PolicyWorker):
     The models are sharded over the workers of a group. Call `init_model` before other methods. The engines get new
     weights in `load_checkpoint`, in every `learner.publish_every`-th `update_actor`, and by `update_weights`.
 
-    `role` is `actor`, `rollout`, `ref`, `actor_rollout` or `actor_rollout_ref`, for a worker with a part of this. The
-    role `ref` has the reference even if the algorithm needs none.
+    `role` is one of ROLES, and names the worker's parts: `actor` is the policy, `rollout` the engine, `ref` the
+    reference. A worker with `role="ref"` has the reference even if the algorithm needs none.
     """
 
     def __init__(self, config: TrainConfig, role: str = ROLES[-1]) -> None:
@@ -66,7 +66,7 @@ class ActorRolloutRefWorker(PolicyWorker):
 class CriticWorker(ValueWorker):
     """The critic of `config`, which is sharded over the workers of a group. Call `init_model` before other methods.
 
-    Raises ConfigError: the algorithm needs no critic.
+    Raises ConfigError: the algorithm needs no critic, or `critic.shared` is true.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -90,8 +90,8 @@ class CriticWorker(ValueWorker):
 class RewardModelWorker(RewardWorker):
     """The rules and models of `scoring` in `config`.
 
-    Each worker scores a part of a batch. Of `workers_per_model` workers, only the one that collects loads the rules and
-    models, and scores; the others answer empty. Call `init_model` before other methods.
+    Of each `workers_per_model` workers, the one that collects loads the rules and models, and scores a part of a batch.
+    The others get and return no rows. Call `init_model` before other methods.
     """
 
     def __init__(self, config: TrainConfig, workers_per_model: int = 1) -> None:
@@ -103,8 +103,8 @@ class PromptFeed(TaskPrompts):
 
     `step` is the number of learner steps whose tasks are skipped, for a program that resumes.
 
-    Raises ConfigError: `data.band` or `data.demonstration` is set, and both need a replay. Raises DataError: the tasks
-    cannot be used.
+    Raises ConfigError: `data.band` or `data.demonstration` is set, and either needs a replay. Raises DataError: the
+    tasks cannot be used.
     """
 
     def __init__(self, config: TrainConfig, step: int = 0) -> None:

@@ -22,8 +22,8 @@ from asyncrl.machine import process
 
 @contextmanager
 def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) -> Iterator[Ranks]:
-    """Connect the workers of `worker`'s group as ranks until the block ends. `threads` is the number of threads of each
-    process.
+    """Connect the workers of `worker`'s group as ranks until the `with` block ends. `threads` is the number of threads
+    of each process.
 
     A process has only one connection. If it is connected already, a worker that is alone in its group uses that
     connection.
@@ -43,8 +43,8 @@ def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) 
         return
     if dist.is_initialized():
         raise DispatchError(
-            "this process holds a rank of another group already: colocated roles can each have one worker. With "
-            "several, give each role a worker group of its own in the same pool"
+            "this process holds a rank of another group already: colocated roles can have only one worker each. For "
+            "more workers, give each role a worker group of its own in the same pool"
         )
     member = _member(worker)
     with joined(learner.replicas, learner.rank_timeout_s, member=member, expert_ranks=learner.expert_ranks) as ranks:

@@ -27,7 +27,8 @@ ROW = "row_of_the_batch"
 
 
 def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
-    """The mode in which worker i of W gets the rows [bounds[i], bounds[i + 1]) of a batch. There may be no such row.
+    """The mode in which `bounds` gives W workers their parts of a batch: worker i gets the rows from bound i up to, but
+    without, bound i + 1. A part may be empty.
 
     `join` makes the call's result from the results of all workers.
     """
@@ -41,7 +42,7 @@ def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mod
 
 
 def shared_among_collecting(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
-    """Like `shared_out`, but the rows are divided among the workers that collect. All other workers get no rows."""
+    """Like `shared_out`, but only the workers that collect get rows. There is one for each data-parallel rank."""
 
     def dispatch(group: Workers, data: Any) -> Arguments:
         batch = materialized(data)

@@ -76,7 +76,7 @@ def episodes_of(data: DataProto, greedy_sibling: bool, needs: LabelNeeds) -> Epi
 
 
 class _OneBatch(BatchSource):
-    """The trajectories and labels of one batch as a source of the learner.
+    """The trajectories and labels of one batch, in the form in which the learner takes them from a replay.
 
     With `labels=None`, for operators that do not read labels, all rewards and scores are 0.
     """
@@ -130,7 +130,10 @@ class Batches:
 
 
 def rows_with(data: DataProto, fetched: FetchedBatch, **numbers: Tensor) -> DataProto:
-    """The rows of this rank's trajectories, with the field ROW and a field for each of `numbers` [N tokens]."""
+    """The rows of this rank's trajectories, with the field ROW and a field for each of `numbers`.
+
+    Each of `numbers` is [N]: a value for each token of these trajectories.
+    """
     given = to_tokens(data)
     members = torch.tensor(list(fetched.batch.lengths), dtype=torch.int64)
     own = torch.isin(given.sequence, members)

@@ -43,7 +43,7 @@ from asyncrl.weights.manifest import DTYPES
 
 ACTOR, ROLLOUT, REF = "actor", "rollout", "ref"
 ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
-"""verl's roles of a worker, each the names of its parts."""
+"""verl's roles of a worker. A role has the names of the worker's parts, joined by `_`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PolicyParts:
 
     join: Callable[[Worker], AbstractContextManager[Ranks]]
     trainer: Callable[[Ranks, bool], Trainer]
-    """The second argument is true if the trainer has the reference, should the algorithm need one."""
+    """The second argument is true if the trainer also has the reference policy, in case the algorithm needs it."""
     reference: Callable[[Ranks], Policy]
     batches: Callable[[Ranks, PackedModel, ForwardFlops], Batches]
     rollout: Callable[[], Rollout]
@@ -60,14 +60,14 @@ class PolicyParts:
 
 
 class PolicyWorker(Worker):
-    """The parts of a policy that `role` names, which is one of ROLES.
+    """A worker with the parts of a policy that `role`, one of ROLES, names.
 
     - actor: the policy, which is trained
     - rollout: an embedded engine on each worker
     - ref: the reference policy
 
-    Policy and reference are sharded over the workers of a group. Call `init_model` before other methods. If a worker
-    has both, its engine gets the policy's weights every `publish_every` steps.
+    Policy and reference are sharded over the workers of a group. Call `init_model` before other methods. The engine of
+    a worker that also has the actor gets the policy's weights every `publish_every` steps.
 
     Raises ConfigError: the role does not exist.
     """
@@ -183,10 +183,10 @@ class PolicyWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Let the engine of every worker serve `weights`, or the policy of these workers.
+        """Let the engine of every worker serve `weights`; if they are None, the weights of the workers' own policy.
 
-        Raises WeightsError: names or shapes differ from the model's. Raises ConfigError: the role has no engine, or has
-        no policy although there are no `weights`.
+        Raises WeightsError: names or shapes differ from the model's. Raises ConfigError: the role has no engine, or
+        `weights` is None and the role has no policy.
         """
         rollout = self._rollout
         if weights is not None:
@@ -249,8 +249,8 @@ class PolicyWorker(Worker):
         return self._trainer.policy.module
 
     def _publish(self, version: int) -> None:
-        """Push the policy's weights to the engine of every worker. Their version is `version`, or the engine's next one
-        if this is later."""
+        """Push the policy's weights to the engine of every worker. Their version is `version`, but at least one above
+        the engine's version."""
         policy, dtype = self._policy, DTYPES[self._model.dtype]
         tensors = gather_all(policy.model, policy.weight_format, dtype, self._ranks)
         if self._ranks.size > 1:

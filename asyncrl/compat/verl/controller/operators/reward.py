@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScoredPart:
-    """The scored rows of one worker, and the reason of each group that cannot be scored, by its uid."""
+    """The scored rows of one worker. `failures` maps the uid of each group that cannot be scored to the reason."""
 
     data: DataProto | None
     failures: Mapping[str, str]
@@ -68,10 +68,11 @@ def joined_rm_scores(parts: Sequence[ScoredPart]) -> DataProto:
 
 
 class RewardWorker(Worker):
-    """All rules and models of `scoring`. Each worker scores a part of a batch. Call `init_model` before other methods.
+    """All rules and models of `scoring`. Each data-parallel rank scores a part of a batch.
 
-    `model` is the policy's section. A trajectory is tried up to `max_attempts` times. Of `workers_per_model` workers,
-    which are one data-parallel rank, only the one that collects has the rules and models. The others answer empty.
+    Call `init_model` before other methods. `model` is the policy's section. A trajectory is tried up to `max_attempts`
+    times. A rank has `workers_per_model` workers. Of these, only the one that collects has the rules and models; the
+    others get and return no rows.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ KEPT = 1 << 30
 
 
 def save(folder: str, ranks: Ranks, models: Models, step: int, algorithm: Mapping[str, float]) -> None:
-    """Write the models after `step` steps, and return once the checkpoint is complete. Raises OSError."""
+    """Write the models of step `step`, and return once the checkpoint is complete. Raises OSError: the write fails."""
     progress = Progress(step=step, algorithm=dict(algorithm))
     progress.keep_models(models)
     with closing(Checkpoints(Path(folder), KEPT, ranks)) as checkpoints:
