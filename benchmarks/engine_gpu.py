@@ -125,8 +125,8 @@ def timed_stops(engine: EmbeddedEngine) -> list[float]:
         settled[0] = time.perf_counter()
         return found
 
-    def timed(*given: Any) -> None:
-        switch(*given)
+    def timed(version: int, staged: Mapping[str, torch.Tensor], check: CanaryCheck | None) -> None:
+        switch(version, staged, check)
         stops.append((time.perf_counter() - settled[0]) * 1e3)
 
     engine._passes.settle, engine._switch = settle_first, timed  # type: ignore[method-assign]

@@ -91,7 +91,7 @@ class EmbeddedEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         model = model.eval().requires_grad_(False)
-        static = model.device.type != "cpu" if static is None else static
+        static = model.device.type == "cuda" if static is None else static
         # A graph reads the weights at the addresses that they had when it was recorded.
         self._weights = OwnWeights(model, LARGEST_INTEGER.get(config.dtype or ""), in_place=static)
         self._precision = _precision(config.dtype, model)

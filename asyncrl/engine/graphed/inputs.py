@@ -102,7 +102,7 @@ class PassInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class PassTokens:
     """The packed tokens of a pass before padding.
 
     - `slots` and `positions`: for each decoding sequence, its slot and the position of its last sampled token
@@ -149,7 +149,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PassRows:
     """The sampled rows of a pass before padding: see `PassInputs`."""
 
     last: Sequence[int]

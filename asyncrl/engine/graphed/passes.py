@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from asyncrl.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.engine.graphed.attention import Attention, attend_over_slots
 from asyncrl.engine.graphed.capture import NoGraphError, RefuseWaiting, capture
-from asyncrl.engine.graphed.inputs import PassInputs, PassShape, Rows, Tokens, pass_shapes
+from asyncrl.engine.graphed.inputs import PassInputs, PassRows, PassShape, PassTokens, pass_shapes
 from asyncrl.engine.graphed.norms import fuse_norms
 from asyncrl.engine.graphed.static_pass import StaticPass, StaticTensors
 from asyncrl.engine.passes import SampledToken
@@ -144,8 +144,12 @@ class GraphedPasses:
         """Start a pass over the chunks and the next token of each decoding sequence. Return the tokens of the pass
         before."""
         earlier, self._started = self._started, None
-        self._started = self._start(work)
-        return [] if earlier is None else _read(earlier)
+        try:
+            self._started = self._start(work)
+        finally:
+            # Even after an error, the next pass must not overwrite the inputs of a pass that has not begun.
+            found = [] if earlier is None else _read(earlier)
+        return found
 
     def settle(self) -> list[SampledToken]:
         """Wait for the pass that has started, and return its tokens."""
@@ -168,7 +172,7 @@ class GraphedPasses:
         self._decoding = [each for each in self._decoding if each.goes_on]
         if not self._decoding and not work:
             return None
-        tokens = Tokens(
+        tokens = PassTokens(
             [each.slot.index for each in self._decoding],
             [each.length for each in self._decoding],
             [chunk for _, chunk in work],
@@ -186,12 +190,12 @@ class GraphedPasses:
         temperatures = [each.temperature for each in requests]
         noise = uniforms([each.key for each in requests], [each.length for each in self._decoding])
         targets = [each.slot.index for each in self._decoding]
-        results = self._launch(tokens, Rows(last, targets, noise, temperatures))
+        results = self._launch(tokens, PassRows(last, targets, noise, temperatures))
         wanted = max((each.wanted for each in requests), default=0)
         alternatives = self._most_likely(temperatures, wanted) if wanted else None
         return _Started([(each.slot, each.request) for each in self._decoding], results, alternatives, self._mark())
 
-    def _launch(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
+    def _launch(self, tokens: PassTokens, rows: PassRows) -> torch.Tensor:
         """Start a pass. Returns its results on the host, which are there once the device has come so far."""
         index = bisect_left(self._sizes, tokens.count)
         self._turn = 1 - self._turn
@@ -200,7 +204,7 @@ class GraphedPasses:
         results = self._host[self._turn][index].results
         return results.copy_(self._passes[index].results, non_blocking=True)
 
-    def _fill(self, index: int, tokens: Tokens, rows: Rows) -> None:
+    def _fill(self, index: int, tokens: PassTokens, rows: PassRows) -> None:
         """Write the inputs of a pass with the shape number `index`."""
         host = self._host[self._turn][index]
         tokens.write(host.parts, self._shapes[index].tile_tokens, self._padding)
@@ -227,10 +231,11 @@ class GraphedPasses:
             text = tokens[start : start + most]
             count = len(text)
             chunk = SlotChunk(slot, start, start + count)
-            self._launch(
-                Tokens([], [], [chunk], [text]), Rows(range(count), [slot] * count, np.full(count, 0.5), [0.0] * count)
-            )
+            rows = PassRows(range(count), [slot] * count, np.full(count, 0.5), [0.0] * count)
+            self._launch(PassTokens([], [], [chunk], [text]), rows)
             parts.append(self._tensors.logits[:count].clone())
+            # A later launch uses the host's memory again.
+            self._mark()()
         return torch.cat(parts)
 
     def _check(self) -> None:
@@ -255,7 +260,7 @@ class GraphedPasses:
         pool, graphs = torch.cuda.graph_pool_handle(), []
         try:
             for index, each in reversed(list(enumerate(self._passes))):
-                self._fill(index, Tokens([], [], [], []), Rows([], [], np.zeros(0), []))
+                self._fill(index, PassTokens([], [], [], []), PassRows([], [], np.zeros(0), []))
                 each.run()
                 graphs.append(capture(each.run, pool))
                 torch.cuda.synchronize()

@@ -13,7 +13,7 @@ import torch
 
 from asyncrl.engine.graphed import kernel
 from asyncrl.engine.graphed.attention import attend_over_slots
-from asyncrl.engine.graphed.inputs import PassInputs, PassShape, Tokens
+from asyncrl.engine.graphed.inputs import PassInputs, PassShape, PassTokens
 from asyncrl.engine.scheduler import SlotChunk
 
 CASES = [
@@ -36,7 +36,7 @@ def error(heads: int, shared: int, width: int, dtype: str, large: bool) -> float
     tile = kernel.tile_tokens(heads // shared)[large]
     shape = PassShape(tokens=40, tiles=40, rows=4, tile_tokens=tile)
     buffer = torch.zeros(shape.numbers, dtype=torch.int64)
-    tokens = Tokens([0, 2], [70, 0], [SlotChunk(1, 50, 80), SlotChunk(2, 0, 2)], [[0] * 30, [0] * 2])
+    tokens = PassTokens([0, 2], [70, 0], [SlotChunk(1, 50, 80), SlotChunk(2, 0, 2)], [[0] * 30, [0] * 2])
     tokens.write(PassInputs.of_array(buffer.numpy(), shape), tile, padding=3)
     inputs = PassInputs.of_tensor(buffer, shape)
     query = torch.randn(heads, shape.tokens, width).transpose(0, 1)

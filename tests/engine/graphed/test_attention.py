@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.engine.cache import SlotCache
 from asyncrl.engine.graphed.attention import StaticLayout, attend_over_slots
-from asyncrl.engine.graphed.inputs import PassInputs, PassShape, Tokens
+from asyncrl.engine.graphed.inputs import PassInputs, PassShape, PassTokens
 from asyncrl.engine.scheduler import SlotChunk
 from tests.engine.support import CONFIGS
 from tests.engine.test_cache import textbook
@@ -22,7 +22,7 @@ from tests.helpers import GENEROUS_S
 def test_every_token_sees_exactly_its_own_past_and_no_nan_beyond_it() -> None:
     cache = SlotCache(CONFIGS["qwen3"](), slots=5, length=60, dtype=torch.float32, device=torch.device("cpu"))
     torch.manual_seed(0)
-    tokens = Tokens([3, 0], [40, 7], [SlotChunk(2, 0, 4), SlotChunk(1, 20, 26)], [[0] * 4, [0] * 6])
+    tokens = PassTokens([3, 0], [40, 7], [SlotChunk(2, 0, 4), SlotChunk(1, 20, 26)], [[0] * 4, [0] * 6])
     for layer in (*cache.keys, *cache.values):
         layer.fill_(torch.nan)
         for slot, start in ((3, 40), (0, 7), (1, 20)):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.engine.graphed.inputs import LATEST, PassInputs, PassShape, Rows, Tokens, pass_shapes
+from asyncrl.engine.graphed.inputs import LATEST, PassInputs, PassRows, PassShape, PassTokens, pass_shapes
 from asyncrl.engine.scheduler import SlotChunk
 
 PADDING = 9
 SHAPE = PassShape(tokens=16, tiles=8, rows=5, tile_tokens=3)
 
 
-def written(tokens: Tokens, rows: Rows) -> PassInputs:
+def written(tokens: PassTokens, rows: PassRows) -> PassInputs:
     buffer = torch.full((SHAPE.numbers,), 77)
     parts = PassInputs.of_array(buffer.numpy(), SHAPE)
     tokens.write(parts, SHAPE.tile_tokens, PADDING)
@@ -25,10 +25,10 @@ def written(tokens: Tokens, rows: Rows) -> PassInputs:
 
 def test_decoding_sequences_come_first_then_chunks_in_tiles_then_padding() -> None:
     chunks = [SlotChunk(4, 2, 7), SlotChunk(0, 0, 1)]
-    tokens = Tokens([3, 1], [8, 5], chunks, [[10, 11, 12, 13, 14], [20]])
+    tokens = PassTokens([3, 1], [8, 5], chunks, [[10, 11, 12, 13, 14], [20]])
     assert tokens.count == 8
     assert tokens.ends() == [0, 1, 6, 7]
-    rows = Rows([0, 1, 7], [3, 1, 0], np.array([0.25, 0.5, 0.75]), [1.0, 0.0, 0.7])
+    rows = PassRows([0, 1, 7], [3, 1, 0], np.array([0.25, 0.5, 0.75]), [1.0, 0.0, 0.7])
     read = written(tokens, rows)
     assert read.ids.tolist() == [LATEST, LATEST, 10, 11, 12, 13, 14, 20, *[0] * 8]
     assert read.slots.tolist() == [3, 1, 4, 4, 4, 4, 4, 0, *[PADDING] * 8]
@@ -42,7 +42,7 @@ def test_decoding_sequences_come_first_then_chunks_in_tiles_then_padding() -> No
 
 
 def test_a_pass_may_be_empty() -> None:
-    read = written(Tokens([], [], [], []), Rows([], [], np.zeros(0), []))
+    read = written(PassTokens([], [], [], []), PassRows([], [], np.zeros(0), []))
     assert set(read.slots.tolist()) == {PADDING}
     assert not read.counts.any()
 

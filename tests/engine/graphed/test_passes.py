@@ -14,7 +14,7 @@ from asyncrl.config.schema import EngineConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.graphed import passes as graphed_passes
-from asyncrl.engine.graphed.inputs import Rows, Tokens
+from asyncrl.engine.graphed.inputs import PassRows, PassTokens
 from asyncrl.engine.graphed.passes import GraphedPasses
 from asyncrl.engine.passes import Passes
 from asyncrl.types import Sampling
@@ -145,5 +145,5 @@ def test_a_pass_of_any_size_may_have_only_padding_as_when_it_is_recorded() -> No
     with torch.inference_mode():
         passes._tensors.inputs.fill_(1 << 40)
         for index, each in enumerate(passes._passes):
-            passes._fill(index, Tokens([], [], [], []), Rows([], [], np.zeros(0), []))
+            passes._fill(index, PassTokens([], [], [], []), PassRows([], [], np.zeros(0), []))
             each.run()
