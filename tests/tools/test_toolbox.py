@@ -133,6 +133,19 @@ def test_every_tool_is_released_once_where_one_cannot_be_created_or_released():
     assert (bad_log.released, good_log.released) == (1, 1)
 
 
+def test_every_tool_is_released_though_the_release_of_another_one_would_end_the_program():
+    class Ending(make_tool()[0]):  # type: ignore[misc]
+        async def release(self) -> None:
+            raise GeneratorExit
+
+    good, log = make_tool(name="good")
+
+    async def nothing(tools: OpenTools) -> None: ...
+
+    use([Ending, good], nothing)
+    assert log.released == 1
+
+
 async def test_tools_are_released_to_the_end_when_the_episode_is_cancelled():
     begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
