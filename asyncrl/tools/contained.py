@@ -71,15 +71,16 @@ def escape_of(error: BaseException) -> EscapeError:
 
     Passes on a KeyboardInterrupt that Ctrl-C may have raised.
     """
-    if isinstance(error, KeyboardInterrupt) and _ctrl_c_raises():
+    if is_ctrl_c(error):
         raise error
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return EscapeError(f"it tried to end the program: {message_of(error)}")
     return EscapeError(f"it raised an exception that is no Exception: {message_of(error)}")
 
 
-def _ctrl_c_raises() -> bool:
-    """True if Ctrl-C raises KeyboardInterrupt in this thread."""
+def is_ctrl_c(error: BaseException) -> bool:
+    """True if Ctrl-C may have raised `error` in this thread."""
     # Roles and `asyncio.run` handle SIGINT in other ways. There, only code raises KeyboardInterrupt.
     is_main = threading.current_thread() is threading.main_thread()
-    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    may_raise = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return may_raise and isinstance(error, KeyboardInterrupt)
