@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.text import message_of
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ async def _guarded(call: Callable[[], Awaitable[T]]) -> T:
         raise escape_of(error) from error
 
 
-def guarded_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **more: Any) -> asyncio.Task[T]:
+def guarded_task(loop: asyncio.AbstractEventLoop, work: Any, /, **more: Any) -> asyncio.Task[Any]:
     """The task factory of an event loop that runs users' code: no task of the loop ends the loop."""
     # A user's code may start tasks, for instance by `asyncio.gather`. asyncio stops the event loop when a task raises
     # SystemExit or KeyboardInterrupt, even if another task waits for it.
@@ -76,11 +75,3 @@ def escape_of(error: BaseException) -> EscapeError:
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return EscapeError(f"it tried to end the program: {message_of(error)}")
     return EscapeError(f"it raised an exception that is no Exception: {message_of(error)}")
-
-
-def is_ctrl_c(error: BaseException) -> bool:
-    """True if Ctrl-C may have raised `error` in this thread."""
-    # Roles and `asyncio.run` handle SIGINT in other ways. There, only code raises KeyboardInterrupt.
-    is_main = threading.current_thread() is threading.main_thread()
-    may_raise = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return may_raise and isinstance(error, KeyboardInterrupt)

@@ -44,6 +44,7 @@ from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
 from asyncrl.launch.preflight.truths import check_columns
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.sandbox.sandboxes import open_sandbox
@@ -94,7 +95,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         with _without_tracebacks():
             return 0 if try_out(request, transcript) else EXIT_FAILURE
-    except SystemExit as error:
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         transcript.failure(f"your own code tried to end the program: {reason_of(error)}")
         return EXIT_FAILURE
 

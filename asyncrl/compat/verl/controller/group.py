@@ -13,8 +13,8 @@ from asyncrl.compat.verl.controller.dispatch import PADDING, in_full, parts_to_j
 from asyncrl.compat.verl.controller.futures import results
 from asyncrl.compat.verl.controller.modes import Dispatch, Execute, Registration, registered
 from asyncrl.errors import DispatchError, WorkerError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.text import message_of
-from asyncrl.tools.contained import is_ctrl_c
 
 
 class ResourcePool:

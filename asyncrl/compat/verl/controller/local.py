@@ -14,7 +14,7 @@ from torch import Tensor
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup, run_method, worker_error
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
-from asyncrl.tools.contained import is_ctrl_c
+from asyncrl.machine.process import is_ctrl_c
 
 
 class LocalWorkerGroup(WorkerGroup):

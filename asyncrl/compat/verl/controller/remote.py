@@ -13,7 +13,7 @@ from asyncrl.compat.verl.controller.references import ray_module
 from asyncrl.compat.verl.nested import nested_of, parts
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.machine.ports import free_ports
-from asyncrl.tools.contained import is_ctrl_c
+from asyncrl.machine.process import is_ctrl_c
 
 
 class WorkerHost:

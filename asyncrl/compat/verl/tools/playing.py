@@ -21,6 +21,7 @@ from asyncrl.compat.verl.tools.registry import ToolType, made_tool
 from asyncrl.config.imports import imported
 from asyncrl.data.sendable import schemas
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.masking import masked
 from asyncrl.plain import copied
 from asyncrl.text import reason_of
@@ -171,7 +172,9 @@ def _made_native(path: str, entry: Mapping[str, Any]) -> Any:
 def _guarded(setting: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"{setting} cannot be used: {reason_of(error)}") from error
 
 
