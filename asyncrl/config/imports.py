@@ -133,7 +133,7 @@ def _refusal(setting: str, error: BaseException, form: str, path: str) -> Config
     return ConfigError(f"{setting} cannot be imported ({reason_of(error)}){fix}")
 
 
-def _near(path: str, error: Exception) -> str:
+def _near(path: str, error: BaseException) -> str:
     """A text such as `; did you mean my_rewards.length_bonus?`, if a module or an object has a similar name."""
     module, _, attribute = path.rpartition(".")
     if isinstance(error, AttributeError) and module in sys.modules:
