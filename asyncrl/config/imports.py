@@ -7,7 +7,7 @@ import os
 import pkgutil
 import sys
 from hashlib import sha256
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,13 +49,45 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
         raise _refusal(setting, error, form, path) from error
 
 
+def module_of(path: str) -> str:
+    """The module of `path` as `imported` takes it: a dotted name, or the file FILE.py."""
+    file = path.rpartition(":")[0]
+    return file if file.endswith(".py") else path.rpartition(".")[0]
+
+
+def is_new_module(path: str) -> bool:
+    """True if importing `path` would run a module of the user's own which this process has not imported yet."""
+    module = module_of(path)
+    if module.endswith(".py"):
+        return _name_of(module) not in sys.modules
+    if module in sys.modules:
+        return False
+    origin = _origin(module)
+    return origin is not None and is_own(origin)
+
+
+def file_of(path: str) -> str:
+    """The file of the module of `path`. For a module in a package, it may be the file of the package."""
+    module = module_of(path)
+    return module if module.endswith(".py") else _origin(module) or module
+
+
+def _origin(module: str) -> str | None:
+    """The file of the package or module in which `module` is found; empty if it has none. None: there is no such
+    package. Nothing is imported."""
+    try:
+        spec = find_spec(module.partition(".")[0])
+    except ValueError:  # The package is no module of a file, such as the main program.
+        return None
+    return None if spec is None else spec.origin or ""
+
+
 def load_file(path: str) -> ModuleType:
     """The module of the Python file `path`, which may be in any folder. A process runs the file once.
 
     Raises OSError: the file cannot be read. Passes on the errors of the file.
     """
-    file = Path(path).expanduser().resolve()
-    name = f"{FROM_FILE}{sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+    file, name = Path(path).expanduser().resolve(), _name_of(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_file_location(name, file)
@@ -72,9 +104,16 @@ def load_file(path: str) -> ModuleType:
     return module
 
 
+def _name_of(path: str) -> str:
+    """The name of the module that `load_file` makes of the file."""
+    file = Path(path).expanduser().resolve()
+    return f"{FROM_FILE}{sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+
+
 def files_in(pickled: bytes) -> list[str]:
     """The files of `load_file` whose objects are in a pickle. A process must load them before it reads the pickle."""
-    loaded = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(FROM_FILE)]
+    # Only a copy is safe: garbage may be collected while the items are listed, and another thread may import meanwhile.
+    loaded = [(name, module) for name, module in sys.modules.copy().items() if name.startswith(FROM_FILE)]
     return [str(module.__file__) for name, module in loaded if name.encode() in pickled]
 
 

@@ -100,7 +100,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
     refuse_fine_tuning(run_dir)
     if is_finished(config.learner, values_of(config), run_dir):
         return True
-    check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring)
+    check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring, stop)
     tasks = partial(run_tasks, config)
     read = read_files(tasks())
     check_algorithm(config)

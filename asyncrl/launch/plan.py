@@ -21,6 +21,7 @@ from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.machine import SERVERS_ON_CPU
+from asyncrl.launch.preflight.paths import check_imports, named_code
 from asyncrl.launch.preflight.settled import check_plan
 
 OPTION, POOLS = "--plan", "pools"
@@ -50,6 +51,9 @@ def without_option(words: Sequence[str]) -> tuple[list[str], str]:
 def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     """Print the plan that the command line's `option` selects. Raises ConfigError: the plan is impossible, or `asyncrl
     train` would refuse the configuration."""
+    named = named_code(config.data, config.algorithm, config.actor, config.scoring)
+    # A plan needs no other code, which may be missing on the machine where somebody plans.
+    check_imports([each for each in named if each.setting.startswith(("algorithm.", "actor.environment"))])
     check_algorithm(config)
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)

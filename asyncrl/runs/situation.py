@@ -167,9 +167,15 @@ def _files_of_shards(name: str, shards: int) -> list[str]:
 def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, RoleNow]) -> Situation:
     """The situation of a running run, at the moment of a sample."""
     shards, groups = len(now.shards), settings.batch_size // settings.group_size
+    solved = [bool(live and live.get("solved")) for live in now.answers]
+
+    def wanted(shard: int) -> int:
+        # A shard whose tasks are solved has no part in the steps that another shard still has groups for.
+        return 0 if solved[shard] and not all(solved) else len(range(shard, groups, shards))
+
     return Situation(
         [
-            _shard("replay" if shards == 1 else f"replay-{shard}", len(range(shard, groups, shards)), summary, live)
+            _shard("replay" if shards == 1 else f"replay-{shard}", wanted(shard), summary, live)
             for shard, (summary, live) in enumerate(zip(now.shards, now.answers, strict=True))
         ],
         roles,

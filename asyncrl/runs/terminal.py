@@ -130,9 +130,7 @@ class TerminalTable:
         replays = [tail.read() for tail in self._replays]
         if any(_count(values, "store_bytes") > _count(values, "high_water_bytes", math.inf) for values in replays):
             rows.append(("store", STORE_IS_FULL))
-        rows += [
-            ("filter", str(text)) for values in replays if (text := values.get("refusing") or values.get("solved"))
-        ]
+        rows += _filter_rows(replays)
         return rows + self._failing(replays) + self._waits(replays, actors)
 
     def _waits(
@@ -167,3 +165,14 @@ def _count(values: Mapping[str, Any], name: str, unknown: float = 0) -> float:
     """A counter of a replay, whose row may have any content; `unknown` if it has no such number."""
     found = finite(values.get(name))
     return unknown if found is None else found
+
+
+def _filter_rows(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The reasons why filters refuse every group of a shard. A shard whose tasks are solved does not hold the run while
+    another one still has groups to train."""
+    rows = [("filter", str(text)) for values in replays if (text := values.get("refusing"))]
+    solved = [str(text) for values in replays if (text := values.get("solved"))]
+    if solved and len(solved) < len(replays):
+        count = f"{len(solved)} of {len(replays)} shards of the replay"
+        return [*rows, ("filter", f"the policy solves the tasks of {count}; steps train the groups of the others")]
+    return [*rows, *(("filter", text) for text in solved)]

@@ -3,9 +3,12 @@
 Such code may run forever, block the interpreter in a regular expression, use up the memory, or crash. None of that may
 stop the scorer or become a reward.
 
-If a request takes too long, the process that runs it writes its stacks and ends itself. If it does not, the scorer
-kills it. A process that crashes writes its stacks, too. The scorer logs the stacks, and its error names the line of the
-user's code.
+If a request takes too long, the process that runs it writes its stacks and ends itself (`judge_program.py`). If it does
+not, the scorer kills it. A process that crashes writes its stacks, too, and one that calls `os._exit` writes the user's
+part of its stack. The scorer logs the stacks, and its error names the line of the user's code.
+
+Each request has a random number, which its answer must have, too. Code can write answers of its own into the pipe. So
+an answer that is still in the pipe after a request must not count as the answer to the next one.
 
 The scorer also measures the memory of the process. A memory limit set inside the process would raise a MemoryError in
 the code, and the code might treat this error as a wrong answer.
@@ -13,10 +16,10 @@ the code, and the code might treat this error as a wrong answer.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,19 +28,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
 from asyncrl import wire
-from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
+from asyncrl.errors import ConfigError, ScoringError, WireError
 from asyncrl.machine.child import Guarded
 from asyncrl.scoring.pipe import TimedPipe
-from asyncrl.text import encodable, line_in_stacks, printable, reason_of
+from asyncrl.text import line_in_stacks
 from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -57,10 +60,6 @@ refused because of this variable. Otherwise processes would start further proces
 
 _MOST_STACKS = 1 << 18
 """The bytes of stacks that are read."""
-
-Answer = Callable[[Sequence[Message], float], Message]
-"""Answers a request, which consists of several messages. The second argument is the deadline for the answer, on the
-clock `time.monotonic`. An exception ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +98,12 @@ class SlowStartError(ConfigError):
 
 
 class JudgePool:
-    """Up to `processes` processes, each of which runs the module `program`. The module must call `serve`, which
-    receives `settings`.
+    """Up to `processes` processes, each of which runs the module `program`. The module must call
+    `judge_program.serve`, which receives `settings`.
 
     The first process starts at once, to report code that cannot be loaded. The other processes start when they are
-    needed. With `starts_later`, the first process starts with the first request, too, in the background.
+    needed. With `starts_later`, the first process starts with the first request, too, in the background. The processes
+    inherit the descriptors `files`. `refused` counts the answers whose number was not that of the request.
 
     Raises ConfigError: the first process refuses its settings or does not start, or this process itself belongs to a
     pool.
@@ -116,6 +116,7 @@ class JudgePool:
         processes: int,
         limits: Limits,
         starts_later: bool = False,
+        files: Sequence[int] = (),
     ) -> None:
         if MARK in os.environ:
             raise ConfigError(
@@ -125,6 +126,8 @@ class JudgePool:
         self._program = program
         self._settings = {**settings, "judge": limits.judge}
         self._limits = limits
+        self._files = files
+        self.refused = 0
         self._lock = threading.Lock()
         self._running: set[_JudgeProcess] = set()
         self._closed = False
@@ -180,8 +183,11 @@ class JudgePool:
     def _request(self, process: _JudgeProcess, messages: Sequence[Message]) -> Message:
         limits, started = self._limits, time.monotonic()
         try:
-            process.send(messages, limits)
-            return process.receive(limits.timeout_s + GRACE_S, limits)
+            number = process.send(messages, limits)
+            until = time.monotonic() + limits.timeout_s + GRACE_S
+            while (reply := process.receive(until, limits)).sequence != number:
+                self._refuse()
+            return reply
         except (EOFError, OSError) as error:
             overran = time.monotonic() - started >= limits.timeout_s
             process.kill()
@@ -193,11 +199,22 @@ class JudgePool:
             )
             raise EndedError(f"{reason} ({line})" if line else reason, overran, line) from error
 
+    def _refuse(self) -> None:
+        with self._lock:
+            self.refused += 1
+            count = self.refused
+        if count & (count - 1) == 0:  # The first, second, fourth, eighth: code may write them without end.
+            logger.warning(
+                "the process that runs %s sent an answer to another request than its present one, which was refused "
+                "(%d so far): does the code write into the process's pipe?",
+                *(self._limits.judge, count),
+            )
+
     def _start(self) -> _JudgeProcess:
         with self._lock:
             if self._closed:
                 raise self._closed_error()
-            process = _JudgeProcess(self._program)
+            process = _JudgeProcess(self._program, self._files)
             self._running.add(process)
         try:
             self._await_start(process)
@@ -226,13 +243,13 @@ class JudgePool:
 
 
 class _JudgeProcess:
-    """A process that runs `serve`, and the pipe to the process. The pipe carries messages in the wire format.
+    """A process that runs `judge_program.serve`, and the pipe to it, which carries messages in the wire format.
 
     The process leads its own session, so that all processes that its code has started are killed with it. A guard kills
     them if this process ends.
     """
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, inherited: Sequence[int]) -> None:
         ours, theirs = socket.socketpair()
         self._pipe = TimedPipe(ours, self._look)
         self._held = ExitStack()
@@ -244,7 +261,7 @@ class _JudgeProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
         guard = self._held.enter_context(Guarded([sys.executable, "-m", program, *map(str, files)]))
         self._process = subprocess.Popen(
-            guard.command, pass_fds=[*files, *guard.files], env=environment, start_new_session=True
+            guard.command, pass_fds=[*files, *inherited, *guard.files], env=environment, start_new_session=True
         )
         self._memory_before = 0
         self._limits: Limits | None = None
@@ -255,33 +272,38 @@ class _JudgeProcess:
         # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
         # machine can read command lines.
         self._pipe.send(json.dumps(settings).encode(), time.monotonic() + limits.start_timeout_s)
-        return self._received(limits.judge, limits.start_timeout_s)
+        return self._received(limits.judge, time.monotonic() + limits.start_timeout_s)
 
-    def send(self, messages: Sequence[Message], limits: Limits) -> None:
-        """Raises TimeoutError: the process did not read the messages in time; EOFError or OSError: it has ended;
-        WireError: a message cannot be encoded."""
+    def send(self, messages: Sequence[Message], limits: Limits) -> int:
+        """Send a request, and return its number, which code of an earlier request cannot know.
+
+        Raises TimeoutError: the process did not read the messages in time; EOFError or OSError: it has ended;
+        WireError: a message cannot be encoded.
+        """
         self._memory_before = self._memory_before or self._memory()
         encoded = [wire.join(wire.encode(each, wire.MAX_LARGE_HEADER_BYTES)) for each in messages]
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
-        for each in (str(len(encoded)).encode(), *encoded):
+        number = 1 + secrets.randbelow(1 << 62)
+        for each in (f"{len(encoded)} {number}".encode(), *encoded):
             self._pipe.send(each, deadline)
+        return number
 
-    def receive(self, timeout_s: float, limits: Limits) -> Message:
+    def receive(self, deadline: float, limits: Limits) -> Message:
         """The next message.
 
-        Raises TimeoutError: the whole message did not come within `timeout_s`; EOFError or OSError: the process has
+        Raises TimeoutError: the whole message did not come before the `deadline`; EOFError or OSError: the process has
         ended; ScoringError: the message cannot be read, or since the first request, the memory of the process and its
         descendants has grown by more than `limits` allow.
         """
         self._limits = limits
         try:
-            return self._received(limits.judge, timeout_s)
+            return self._received(limits.judge, deadline)
         finally:
             self._limits = None
 
-    def _received(self, judge: str, timeout_s: float) -> Message:
+    def _received(self, judge: str, deadline: float) -> Message:
         try:
-            return wire.decode(wire.split(self._pipe.receive(time.monotonic() + timeout_s)))
+            return wire.decode(wire.split(self._pipe.receive(deadline)))
         except WireError as error:
             raise _unreadable(judge, error) from error
 
@@ -353,84 +375,3 @@ def _resident(process: psutil.Process) -> int:
             return int(process.memory_info().rss)
         return int(getattr(memory, "pss", memory.uss))
     return 0
-
-
-def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """Answer each request from the pipe until the pipe is closed. Then kill all processes of the session, including
-    this process.
-
-    `arguments`, from the command line, hold the file descriptors of the pipe and of the file for stacks. The pipe's
-    first message has the settings, among them `timeout_s`, the limit of a request. `load` makes the answering function
-    from the settings; an error that `load` raises is sent to the scorer.
-    """
-    # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to this process too, which ignores
-    # them, because the scorer may still need it.
-    for ignored in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(ignored, signal.SIG_IGN)
-    fd, stacks = map(int, arguments)
-    # Processes that the code starts must not inherit the pipe, since they would hold it open.
-    for each in (fd, stacks):
-        os.set_inheritable(each, False)
-    faulthandler.enable(stacks)
-    output = sys.stdout  # The code may replace it.
-    try:
-        with closing(TimedPipe(socket.socket(fileno=fd))) as pipe, suppress(EOFError):
-            _serve(pipe, stacks, output, json.loads(pipe.receive()), load)
-    except Exception:
-        logger.exception("a process that runs users' code has failed")
-    finally:
-        _flush(output)
-        os.killpg(0, signal.SIGKILL)
-
-
-def _serve(
-    pipe: TimedPipe,
-    stacks: int,
-    output: TextIO,
-    settings: Mapping[str, Any],
-    load: Callable[[Mapping[str, Any]], Answer],
-) -> None:
-    """Make the function that answers, then answer requests without end. Raises EOFError: the pipe was closed."""
-    try:
-        answer = load(settings)
-    except AsyncrlError as error:
-        _send(pipe, failed(str(error)))
-        return
-    except BaseException as error:
-        logger.exception("a process that runs users' code cannot start")
-        _send(pipe, failed(reason_of(error)))
-        return
-    _send(pipe, Message("ready"))
-    while True:
-        requests = [pipe.receive() for _ in range(int(pipe.receive()))]
-        faulthandler.dump_traceback_later(settings["timeout_s"], exit=True, file=stacks)
-        deadline = time.monotonic() + settings["timeout_s"]
-        messages = [wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests]
-        try:
-            reply = answer(messages, deadline)
-        except Exception:
-            raise
-        except BaseException as error:  # noqa: BLE001 - users' code raised it: this process gets no signal to stop
-            reply = failed(f"{settings['judge']} raised {reason_of(error)}")
-        faulthandler.cancel_dump_traceback_later()
-        _flush(output)
-        _send(pipe, reply)
-
-
-def _flush(output: TextIO) -> None:
-    """Write the code's output, which Python keeps in a buffer if it goes to a file."""
-    with suppress(ValueError, OSError):  # The code may have closed it. That is no failure of the request.
-        output.flush()
-
-
-def failed(reason: str) -> Message:
-    """The answer to a request that failed: the reason, without escape sequences for terminals, and no score."""
-    return Message("failed", 0, {"reason": printable(encodable(reason))})
-
-
-def _send(pipe: TimedPipe, message: Message) -> None:
-    try:
-        frames = wire.encode(message)
-    except WireError as error:
-        frames = wire.encode(failed(f"the scores cannot be sent: {error}"))
-    pipe.send(wire.join(frames))

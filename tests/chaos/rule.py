@@ -7,9 +7,10 @@ import zlib
 from pathlib import Path
 
 from asyncrl.errors import ScoringError
-from asyncrl.ids import TRIAL_GROUP
+from asyncrl.ids import TRIAL_GROUP, shard_of
 from asyncrl.types import Task, Trajectory
 
+SHARDS = 2
 WITNESS_VARIABLE = "ASYNCRL_TEST_WITNESS"
 
 
@@ -24,3 +25,11 @@ def coin(task: Task, answer: str, trajectory: Trajectory) -> float:
     if fate % 50 == 0:
         raise ScoringError("this one cannot be judged")
     return float(fate // 50 % 2)
+
+
+def solved(task: Task, answer: str, trajectory: Trajectory) -> float:
+    """A coin until the tasks are solved: the answers of shard 0 are right from version 2 on, and those of shard 1 from
+    version 4 on."""
+    if trajectory.group_id != TRIAL_GROUP and trajectory.oldest_version >= 2 * (1 + shard_of(trajectory.id, SHARDS)):
+        return 1.0
+    return float(zlib.crc32(trajectory.id.encode()) % 2)

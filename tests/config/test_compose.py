@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from asyncrl.config.compose import composed, read
 from asyncrl.config.files import choices
 from asyncrl.config.keys import near_path
-from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.config.schema import LoraConfig, PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 
 
@@ -35,6 +35,19 @@ def refused(words: list[str], folder: Path | None = None) -> list[str]:
     with pytest.raises(ConfigError) as error:
         read(words, folder)
     return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize("word", ["model.lora=null", "model.lora.rank=0", "+model={lora: null}"])
+def test_null_or_rank_0_undoes_the_adapters_of_a_file(tmp_path: Path, word: str) -> None:
+    (tmp_path / "mine.yaml").write_text("model: {lora: {rank: 8, alpha: 32, rslora: true, targets: [q_proj]}}\n")
+    words = ["model.path=m", "data.train=t.parquet", f"experiment={tmp_path / 'mine.yaml'}"]
+    assert read([*words], names_missing_data=False).model.lora.is_used
+    assert read([*words, word], names_missing_data=False).model.lora == LoraConfig()
+    assert read([*words, word, "model.lora.rank=4"], names_missing_data=False).model.lora == LoraConfig(rank=4)
+    with pytest.raises(
+        ConfigError, match=r"there are no adapters; set model.lora.rank, or model.lora=null to undo all"
+    ):
+        read([*words, "model.lora.rank=null"], names_missing_data=False)
 
 
 @pytest.mark.slow
@@ -83,6 +96,7 @@ def test_a_word_that_cannot_be_used_is_refused_in_one_line(required: list[str], 
     assert lines[0].startswith(line)
 
 
+@pytest.mark.slow
 def test_all_that_is_wrong_is_refused_at_once() -> None:
     words = ["learner.stepz=3", "learner.lr=fast", "actor.concurrency=0", "learner.eval_every=5"]
     assert [line.split("=")[0].split(":")[0] for line in refused(words)] == [
@@ -91,6 +105,7 @@ def test_all_that_is_wrong_is_refused_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_wrong_file_of_an_experiment_brings_no_errors_of_what_it_may_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +185,7 @@ def stored_in_groups() -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 def test_files_of_a_user_stay_in_the_memory_of_hydra_for_one_composition_only(
     required: list[str], tmp_path: Path
 ) -> None:
@@ -270,6 +286,7 @@ def test_a_file_of_the_folder_is_proposed_for_a_wrong_path_and_for_its_name(
     assert refused(["experiment=first"], folder)[0].endswith("for the file first.yaml write experiment=./first.yaml")
 
 
+@pytest.mark.slow
 def test_several_threads_read_configurations(required: list[str], folder: Path) -> None:
     def steps(number: int) -> int | None:
         file = folder / f"{number}.yaml"

@@ -12,10 +12,12 @@ from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress, progress_rows
 from asyncrl.runs.run import Run
-from asyncrl.runs.status import StoreSummary, describe, join, sample, summarise
+from asyncrl.runs.situation import situation
+from asyncrl.runs.status import StatusSample, StoreSummary, describe, join, sample, summarise
 from tests.helpers import make_trajectory
-from tests.replay.support import Core
+from tests.replay.support import Core, make_settings
 from tests.runs.inspect.support import make_episode, make_run, run_episodes
+from tests.runs.support import write_run
 
 
 def summary(core: Core, kept_steps: int = 0) -> StoreSummary:
@@ -30,6 +32,25 @@ def trained(store: StoreSummary) -> tuple[int, int, Counter[str]]:
 def states_by_reading_everything(core: Core) -> Counter[str]:
     with core.store.transaction(write=False) as tx:
         return Counter(record.state.value for _, record in TrajectoryRecord.all(tx))
+
+
+def test_a_solved_shard_lacks_no_groups_while_another_one_still_has_some(tmp_path: Path) -> None:
+    settings = Run(write_run(tmp_path / "run", [0.5])).settings()
+    assert settings is not None
+    core = Core(tmp_path / "replay", make_settings())
+    shards = [summary(core)] * 2
+    core.store.close()
+
+    def wanted(*solved: str) -> list[int]:
+        answers = [{"solved": text, "refusing": ""} for text in solved]
+        return [
+            each.wanted for each in situation(StatusSample(0.0, join(shards), shards, answers, ""), settings, {}).shards
+        ]
+
+    both = wanted("", "")
+    assert min(both) > 0
+    assert wanted("the policy solves these tasks", "") == [0, both[1]]
+    assert wanted("the policy solves these tasks", "the policy solves these tasks") == both
 
 
 def test_states_are_those_of_all_facts_at_every_point_of_a_run(tmp_path: Path) -> None:

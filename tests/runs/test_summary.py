@@ -143,6 +143,20 @@ def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_p
     assert json.loads((tmp_path / SUMMARY_FILE).read_text())["reason"] == "learner cannot run"
 
 
+def test_a_run_that_was_stopped_before_its_first_step_has_no_warning_and_no_word_of_dead_letters(
+    tmp_path: Path,
+) -> None:
+    core = Core(tmp_path / "replay", make_settings())
+    core.deliver(core.tickets(4))
+    core.store.close()
+    text = write_summary(Run(tmp_path), 8, "stopped", "", RESUME)
+    assert "remark             the run was stopped before its first step, so nothing was trained\n" in text
+    assert "warning" not in text
+    assert "dead-letters" not in text
+    failed = write_summary(Run(tmp_path), 8, "failed", "learner cannot run", RESUME)
+    assert f"warning            no step was trained: see {tmp_path / 'logs'}\n" in failed
+
+
 def test_its_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
     run_dir = tmp_path / "it's mine"
     write_metrics(run_dir, [0.5])

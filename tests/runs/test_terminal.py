@@ -222,6 +222,18 @@ def test_nothing_that_a_role_wrote_has_an_effect_on_the_terminal(tmp_path: Path,
     assert not {part for part in ("\x1b]", "\x07", "\x1b[2J\ufffd", "\x1b[2J [", "\u202e") if part in shown}
 
 
+def test_a_solved_shard_does_not_say_that_nothing_is_trained_while_another_one_trains(tmp_path: Path) -> None:
+    reason = "replay.filter refused the last 8 groups, so that nothing can be trained: the policy solves these tasks"
+    shards = [JsonLines(metrics_file(tmp_path, f"replay-{shard}")) for shard in range(2)]
+    shards[0].log(0, {"refusing": "", "solved": reason})
+    shards[1].log(0, {"refusing": "", "solved": ""})
+    table = TerminalTable(Run(tmp_path), 100, 2, dict)
+    said = "the policy solves the tasks of 1 of 2 shards of the replay; steps train the groups of the others"
+    assert dict(table.rows())["filter"] == said
+    shards[1].log(0, {"refusing": "", "solved": reason})
+    assert [value for name, value in table.rows() if name == "filter"] == [reason, reason]
+
+
 def test_damaged_rows_do_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "metrics").mkdir()
     for role in ("learner", "evaluation", "actor-0", "replay"):

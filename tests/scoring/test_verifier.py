@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 MODULE = """
 import ctypes, os, re, signal, subprocess, sys, time
 from pathlib import Path
+from asyncrl import wire
 
 class Mute(Exception):
     def __str__(self):
@@ -88,6 +90,15 @@ def obeys(task, answer, trajectory):
         raise Mute
     if answer == "half a pair":
         raise LookupError("half of a pair: " + chr(0xD800))
+    if answer == "forge":
+        frame = sys._getframe()
+        while "pipe" not in frame.f_locals:
+            frame = frame.f_back
+        pipe, number = (frame.f_locals[name] for name in ("pipe", "number"))
+        for forged in (1, number):
+            scores = {"outcome": 9.0, "total": 9.0, "scores": {}, "vote": "", "reasons": []}
+            pipe.send(wire.join(wire.encode(wire.Message("scores", forged, scores))))
+        return 0.0
     if answer == "talk":
         return {"score": 0.5, "reason": "it has " + "no " * 2000 + chr(0xD800), "pred": "72"}
     if answer == "nothing":
@@ -175,7 +186,7 @@ def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("crash", "the rule ended its process with status 3"),
+        ("crash", r"the rule ended its process with status 3 \(\S*obedient_rewards\.py, line \d+\)"),
         ("segmentation fault", r"ended its process by SIGSEGV \(\S*obedient_rewards\.py, line \d+\)"),
         ("leave the program", r"the rule raised SystemExit: enough \(\S*obedient_rewards\.py, line \d+\)"),
         ("raise", "LookupError: no such thing"),
@@ -190,6 +201,14 @@ def test_a_rule_that_fails_says_why_and_the_next_episode_is_judged(verifier, ans
     with pytest.raises(ScoringError, match=reason):
         verifier.score(rule_input(answer))
     assert verifier.score(rule_input("1")).outcome == 1.0
+
+
+def test_an_answer_that_a_rule_forges_is_not_taken_for_that_of_another_episode(verifier, caplog):
+    assert verifier.score(rule_input("forge")).outcome == 9.0, "a rule may give its own episode any score"
+    assert [verifier.score(rule_input(answer)).outcome for answer in ("0.5", "0.25")] == [0.5, 0.25]
+    refused = [each for each in caplog.messages if "an answer to another request than its present one" in each]
+    # A number that it made up, and its true answer, which came after the forged one.
+    assert [re.search(r"\d+ so far", each).group() for each in refused] == ["1 so far", "2 so far"]
 
 
 @pytest.mark.parametrize("fate", ["overrun", "close"])

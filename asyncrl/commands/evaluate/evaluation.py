@@ -22,6 +22,7 @@ from asyncrl.config.schema import RunConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError
 from asyncrl.launch.ownership import exclusively
+from asyncrl.launch.preflight.paths import check_imports, named_code
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.task_files import read_files
 from asyncrl.launch.survivors import end_here
@@ -91,6 +92,7 @@ def evaluate(
     measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
     require_same(values_of(measured), folder)
     if not has_ended:
+        check_imports(named_code(config.data, config.algorithm, config.actor, config.scoring))
         preflight(config, read=read)
     with exclusively(folder):
         end_here(folder)

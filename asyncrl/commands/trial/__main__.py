@@ -7,20 +7,24 @@ of engine.urls (engine.kind=sglang), which keeps its weights. With --answers a s
 FILE is one turn, as "TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}. A script needs
 no model; if model.path is set, tool calls are written in that model's format.
 
-Everything runs in this process, so a debugger can stop in an environment or a rule. Nothing is stored.
+Everything runs in this process, so a debugger can stop in an environment or a rule. Code that runs for over 5 s or that
+ends the process is named with its line. Nothing is stored.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -44,7 +48,10 @@ from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
 from asyncrl.launch.preflight.truths import check_columns
+from asyncrl.machine.blocked_loop import running_line
+from asyncrl.machine.own_exits import reported_exits
 from asyncrl.machine.process import is_ctrl_c
+from asyncrl.machine.slow_code import watched_code
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.sandbox.sandboxes import open_sandbox
@@ -58,6 +65,7 @@ from asyncrl.text import reason_of
 from asyncrl.tools.offered import Offer
 from asyncrl.types import Lease, Task, Trajectory
 
+STDERR = 2
 NO_MODEL = "none"
 """The value of `model.path` for a script without a model."""
 
@@ -92,9 +100,15 @@ def main(argv: Sequence[str]) -> int:
     log_to_stderr()
     request = TrialRequest(given.tasks, given.index, given.answers, tuple(given.words), given.config_dir)
     transcript = Transcript(Console(highlight=False))
+    if not faulthandler.is_enabled():
+        faulthandler.enable(STDERR)  # A crash writes its stack, with the line of the user's code.
     try:
-        with _without_tracebacks():
-            return 0 if try_out(request, transcript) else EXIT_FAILURE
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="asyncrl-try-")))
+            stack.enter_context(_without_tracebacks())
+            stack.enter_context(watched_code())
+            stack.enter_context(reported_exits(partial(_report_exit, transcript, folder)))
+            return 0 if try_out(request, transcript, folder) else EXIT_FAILURE
     except Exception:
         raise
     except BaseException as error:
@@ -102,6 +116,15 @@ def main(argv: Sequence[str]) -> int:
             raise
         transcript.failure(f"your own code tried to end the program: {reason_of(error)}")
         return EXIT_FAILURE
+
+
+def _report_exit(transcript: Transcript, folder: Path, status: int) -> int:
+    """Show that the user's code called `os._exit`, remove the folder, and return the exit status."""
+    line = running_line(lambda: {threading.get_ident(): sys._getframe()})
+    transcript.failure(f"your own code ended the program by os._exit({status}) ({line})")
+    sys.stdout.flush()
+    rmtree(folder, ignore_errors=True)
+    return EXIT_FAILURE
 
 
 @contextmanager
@@ -137,49 +160,47 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def try_out(request: TrialRequest, transcript: Transcript) -> bool:
-    """Play the episode and score it. Return False if the episode or a rule failed; the transcript shows why.
+def try_out(request: TrialRequest, transcript: Transcript, folder: Path) -> bool:
+    """Play the episode and score it, with the run's files in `folder`. Return False if the episode or a rule failed:
+    the transcript shows why.
 
     Raises ConfigError and DataError: the configuration or the data cannot be used.
     """
     if not may_exist(request.tasks):
         raise ConfigError(f"{request.tasks}: the file does not exist; see docs/data.md")
-    with TemporaryDirectory(prefix="asyncrl-try-") as folder:
-        config = request.read(Path(folder))
-        _check_model(config.model)
-        make_tasks(config, config.data.train)
-        tasks = run_tasks(config).all(config.data.train)
-        if not 0 <= request.index < len(tasks):
-            raise DataError(f"--index={request.index}: {request.tasks} has tasks 0 to {len(tasks) - 1}")
-        task = tasks[request.index]
-        transcript.task(task, tasks.place(request.index), _tools(config.actor, task))
-        tokenizer = _tokenizer(config.model)
-        sandbox = open_sandbox(config.actor.sandbox)
-        rules = load_rules(
-            config.scoring, lambda: tokenizer, sandbox
-        )  # This comes before the episode, so that a wrong rule is refused early.
-        check_columns(rules, tasks, request.index, config.data.columns)
-        step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
-        ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
-        chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)
-        script = None if request.answers is None else ScriptedEngine(chat, tokenizer, read_answers(request.answers))
-        prm = load_prm(config.scoring.prm) if "." in config.scoring.prm.family else None
-        trajectory = asyncio.run(play(config, task, chat, script, transcript))
-        if trajectory is None:
-            return False
-        given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
-        if not _score(rules, given, transcript):
-            return False
-        if prm is not None:
-            return _score_steps(Scorer(config.scoring, tokenizer, prm=prm), task, trajectory, transcript)
-        if config.scoring.prm.is_configured:
-            transcript.unscored_steps("only a class of your own is loaded here, no other model of scoring.prm")
-        if step_function is None:
-            return True
-        texts = texts_of_steps(trajectory, tokenizer)
-        return _reward_steps(
-            step_function, StepInput(task, trajectory, texts, given.answer, given.full_answer), transcript
-        )
+    config = request.read(folder)
+    _check_model(config.model)
+    make_tasks(config, config.data.train)
+    tasks = run_tasks(config).all(config.data.train)
+    if not 0 <= request.index < len(tasks):
+        raise DataError(f"--index={request.index}: {request.tasks} has tasks 0 to {len(tasks) - 1}")
+    task = tasks[request.index]
+    transcript.task(task, tasks.place(request.index), _tools(config.actor, task))
+    tokenizer = _tokenizer(config.model)
+    sandbox = open_sandbox(config.actor.sandbox)
+    # This comes before the episode, so that a wrong rule is refused early.
+    rules = load_rules(config.scoring, lambda: tokenizer, sandbox)
+    check_columns(rules, tasks, request.index, config.data.columns)
+    step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
+    ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
+    chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)
+    script = None if request.answers is None else ScriptedEngine(chat, tokenizer, read_answers(request.answers))
+    prm = load_prm(config.scoring.prm) if "." in config.scoring.prm.family else None
+    trajectory = asyncio.run(play(config, task, chat, script, transcript))
+    if trajectory is None:
+        return False
+    given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
+    if not _score(rules, given, transcript):
+        return False
+    if prm is not None:
+        return _score_steps(Scorer(config.scoring, tokenizer, prm=prm), task, trajectory, transcript)
+    if config.scoring.prm.is_configured:
+        transcript.unscored_steps("only a class of your own is loaded here, no other model of scoring.prm")
+    if step_function is None:
+        return True
+    texts = texts_of_steps(trajectory, tokenizer)
+    rewarded = StepInput(task, trajectory, texts, given.answer, given.full_answer)
+    return _reward_steps(step_function, rewarded, transcript)
 
 
 def _tools(actor: ActorConfig, task: Task) -> list[str]:

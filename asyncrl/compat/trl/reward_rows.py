@@ -20,6 +20,8 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Maps reward functions that TRL ships to rules of asyncrl."""
+REWARDS = frozenset(("get_reward", "get_call_reward"))
+"""The methods by which an environment rewards an episode or a call."""
 OVERLONG = "get_soft_overlong_punishment"
 MODEL = "reward_model_name_or_path"
 PLACEHOLDER = "MODULE.FUNCTION"
@@ -67,19 +69,27 @@ def _rules(source: TrlConfig) -> Iterator[Setting | str]:
             )
     if rules:
         yield "scoring.rule", rules[0]["name"] if rules == [{"name": rules[0]["name"], "weight": 1.0}] else rules
-        if source["environment_factory"] is not None:
+        if _may_reward(source["environment_factory"]):
             yield "scoring.shaping.environment_weight", 1.0
     else:
         yield from _without_rules(source, bool(models))
 
 
+def _may_reward(environments: Any) -> bool:
+    """False if there are no environments, or if their classes are known to give no rewards."""
+    if isinstance(environments, Mapping):
+        return any(map(_may_reward, environments.values()))
+    names = environments.names if isinstance(environments, Named) else None
+    return environments is not None and (names is None or bool(names & REWARDS))
+
+
 def _without_rules(source: TrlConfig, has_model: bool) -> Iterator[Setting | str]:
     """The settings that keep the default rule out of the reward."""
-    if source["environment_factory"] is not None:
+    if _may_reward(source["environment_factory"]):
         yield "scoring.rule", "environment"
     elif has_model:
         yield "scoring.rule", "environment"
-        yield "scoring.rule=environment: it gives 0 in a run without environments, so that the reward is the model's"
+        yield "scoring.rule=environment: no environment gives rewards, so it gives 0, and the reward is the model's"
     else:
         yield "scoring.rule", PLACEHOLDER
         yield (

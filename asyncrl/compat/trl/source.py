@@ -134,10 +134,30 @@ def _of_script(script: Script, file: Path) -> tuple[dict[str, Any], list[str]]:
             remarks.append(f"{name}: only the running script knows this value ({error}); give {wanted}")
             continue
         given |= value
+    if (environments := given.get("environment_factory")) is not None:
+        given["environment_factory"] = _with_names(environments, script, file)
     return {**_adapters(given), **{key: value for key, value in given.items() if key != "args"}}, [
         *remarks,
         *_to_import(script, file, given),
     ]
+
+
+def _with_names(environments: Any, script: Script, file: Path) -> Any:
+    """The classes of environments, each with the names that its body defines, if the script or a module in the script's
+    folder has the class."""
+    if isinstance(environments, Mapping):
+        return {name: _with_names(each, script, file) for name, each in environments.items()}
+    if not isinstance(environments, Named):
+        return environments
+    module, _, name = environments.path.rpartition(".")
+    place = file.parent / f"{module.replace('.', '/')}.py"
+    if not environments.defined_here and not place.is_file():
+        return environments
+    try:
+        home = script if environments.defined_here else Script(read_small(place), place.stem)
+    except (*FAILURES, SyntaxError, RecursionError, MemoryError):
+        return environments  # A run names what is wrong with the module.
+    return replace(environments, names=home.names_in_class(name))
 
 
 def _value(script: Script, name: str, node: ast.AST) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncrl.compat.trl.bindings import Binding, Place, bound, is_within, set_attributes, with_places
@@ -35,10 +35,12 @@ class UnknownValueError(ValueError):
 
 @dataclass(frozen=True)
 class Named:
-    """A function or class by its dotted path. `defined_here` is true if the script defines it."""
+    """A function or class by its dotted path. `defined_here` is true if the script defines it. `names` are those that
+    the body of a class defines; None: they are unknown, or the class inherits further names."""
 
     path: str
     defined_here: bool = False
+    names: frozenset[str] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,15 @@ class Script:
                 if name in names:
                     is_sure = is_within(self._places[node], self._places[call])
                     yield attribute, value if is_sure else node
+
+    def names_in_class(self, name: str) -> frozenset[str] | None:
+        """The names that the body of a class defines. None: there is no such class, or it has bases or decorators."""
+        found = [each for each in self.tree.body if isinstance(each, ast.ClassDef) and each.name == name]
+        if not found or found[-1].bases or found[-1].keywords or found[-1].decorator_list:
+            return None
+        names = [each.name for each in found[-1].body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        names += [name for each in found[-1].body for name, _ in bound(each)]
+        return frozenset(names)
 
     def imported_packages(self) -> set[str]:
         """The packages that the script imports outside functions and branches."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from asyncrl.config.schema import ActorConfig, ModelConfig, ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.ids import TRIAL_GROUP, ticket_id
-from asyncrl.launch.preflight.own_code import OwnCode, own_scorers
+from asyncrl.launch.preflight.own_code import OwnCode, own_rules, own_scorers, with_place
 from asyncrl.launch.preflight.trial import TRIAL_S, WORDS, TrialProcess, answered, warn_of_slow_code
 from asyncrl.scoring.judges import EndedError, SlowStartError
 from asyncrl.types import Lease, Task, Trajectory
@@ -48,6 +48,23 @@ def check_episodes(
     if actor.played_by:
         log.debug("no episode is played before the start: an agent needs a served model")
         return
+    silence = _Silence()
+    for episode, scorers in _played(actor, scoring, files, trial):
+        _score(episode, scorers, scoring, silence, trial, judges)
+    silence.warn()
+
+
+@dataclass(frozen=True)
+class _Episode:
+    task: Task
+    place: str
+    trajectory: Trajectory
+
+
+def _played(
+    actor: ActorConfig, scoring: ScoringConfig, files: Sequence[TaskFile], trial: TrialProcess
+) -> Iterator[tuple[_Episode, dict[str, str]]]:
+    """Yield each episode that is played, with the user's scorers of its task."""
     own, until = OwnCode.of(actor), time.monotonic() + TRIAL_S
     for file in files:
         for row, task in (file.by_source() | file.by_environment() | file.by_user()).items():
@@ -59,22 +76,51 @@ def check_episodes(
                 return
             place = file.place(row)
             if (trajectory := trial.play(own.opened(), task, place)) is not None:
-                _score(_Episode(task, place, trajectory), scorers, trial, judges)
+                yield _Episode(task, place, trajectory), scorers
 
 
-@dataclass(frozen=True)
-class _Episode:
-    task: Task
-    place: str
-    trajectory: Trajectory
+class _Silence:
+    """Finds the user's own rules that give no reward to any episode. A rule may return None for tasks that it should
+    not judge, but if it never returns a number, this may be a mistake."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._gave: set[str] = set()
+
+    def add(self, place: str, rules: Mapping[str, str], gave: Collection[str]) -> None:
+        """Add an episode of the row `place`, scored by `rules`: dotted paths by name. The rules `gave` gave a
+        number."""
+        for name, path in rules.items():
+            self._first.setdefault(path, place)
+            if name in gave:
+                self._gave.add(path)
+
+    def warn(self) -> None:
+        for path, place in self._first.items():
+            if path not in self._gave:
+                log.warning(
+                    "scoring.rule: %s returned None for all episodes that were tried before the start, first with %s. "
+                    "None means that a rule does not apply, so it adds nothing to the reward: return a number, such as "
+                    "0 for a wrong answer, or take the rule out of scoring.rule (docs/scoring.md)",
+                    *(with_place(path), place),
+                )
 
 
-def _score(episode: _Episode, scorers: dict[str, str], trial: TrialProcess, judges: ManagerTrial) -> None:
+def _score(
+    episode: _Episode,
+    scorers: dict[str, str],
+    scoring: ScoringConfig,
+    silence: _Silence,
+    trial: TrialProcess,
+    judges: ManagerTrial,
+) -> None:
     """Score the episode by each of the user's `scorers`, whose keys are kinds of scores."""
     task, place, trajectory = episode.task, episode.place, episode.trajectory
     for kind, what in scorers.items():
         if kind == "rules":
-            _judge(episode, what, partial(trial.score, kind, what, task, place, trajectory))
+            gave = _judge(episode, what, partial(trial.score, kind, what, task, place, trajectory))
+            if gave is not None:
+                silence.add(place, own_rules(scoring, task), gave)
             continue
         if kind != GROUP_KIND and not trajectory.steps:
             continue
@@ -87,19 +133,21 @@ def _score(episode: _Episode, scorers: dict[str, str], trial: TrialProcess, judg
             raise ConfigError(f"{what}: with {place}, {error}; {FOUND}: mend your code") from error
 
 
-def _judge(episode: _Episode, what: str, score: Callable[..., Any]) -> None:
-    """Judge the episode with its own answer, and with another answer.
+def _judge(episode: _Episode, what: str, score: Callable[..., Any]) -> set[str] | None:
+    """Judge the episode with its own answer, and with another answer. Return the names of the rules that gave a number,
+    or None if a rule took too long.
 
     Raises ConfigError: the rules fail for both. A warning says if they fail for only one of the two answers, or do not
     give the ground truth the higher score.
     """
-    place, results = episode.place, dict[str, float | str]()
+    place, results, gave = episode.place, dict[str, float | str](), set[str]()
     for answer in (None, WORDS):
         if answer in results:
             continue
         if (reply := score(answer=answer)) is None:
-            return
+            return None
         total = reply.body["total"]
+        gave |= set(reply.body.get("gave", ()))
         results[reply.body["answer"]] = reply.body["reason"] if total is None else total
     failures = {text: each for text, each in results.items() if isinstance(each, str)}
     if len(failures) == len(results):
@@ -115,6 +163,7 @@ def _judge(episode: _Episode, what: str, score: Callable[..., Any]) -> None:
         )
     if (doubt := _doubt(*results.items())) and episode.task.truth_text:
         log.warning("%s: with %s, %s", what, place, doubt)
+    return gave
 
 
 def _doubt(right: tuple[str, float | str], *others: tuple[str, float | str]) -> str:

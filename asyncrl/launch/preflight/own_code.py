@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ActorConfig, ScoringConfig
-from asyncrl.config.schema.scoring import GROUP_KIND, ScoringModelConfig, needs
+from asyncrl.config.schema.scoring import GROUP_KIND, ScoringModelConfig, needs, short_name
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.made_up import made_up_arguments
 from asyncrl.text import line_of
@@ -94,26 +94,28 @@ def own_scorers(scoring: ScoringConfig, task: Task) -> dict[str, str]:
     """
     wanted, found = needs(scoring, task.data_source), dict[str, str]()
     if "rules" in wanted and (names := own_rules(scoring, task)):
-        found["rules"] = f"scoring.rule: {', '.join(map(_with_place, names))}"
+        found["rules"] = f"scoring.rule: {', '.join(map(with_place, names.values()))}"
     if "steps" in wanted and scoring.steps is not None:
-        found["steps"] = f"scoring.steps: {_with_place(scoring.steps)}"
+        found["steps"] = f"scoring.steps: {with_place(scoring.steps)}"
     models = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
     for kind, model in models.items():
         if kind in wanted and _is_light(model):
-            found[kind] = f"scoring.{kind}.family: {_with_place(model.family)}"
+            found[kind] = f"scoring.{kind}.family: {with_place(model.family)}"
     manager = scoring.manager.of(task.data_source)
     if GROUP_KIND in wanted and manager is not None:
         named = (manager["name"] if "." in manager["name"] else None, manager["compute_score"])
-        if own := [_with_place(each) for each in named if each]:
+        if own := [with_place(each) for each in named if each]:
             found[GROUP_KIND] = f"scoring.manager: {', '.join(own)}"
     return found
 
 
-def own_rules(scoring: ScoringConfig, task: Task) -> list[str]:
-    """The rules of the task that the user has written."""
-    from asyncrl.scoring.rules.registry import BUILT_IN, rule_names
+def own_rules(scoring: ScoringConfig, task: Task) -> dict[str, str]:
+    """The dotted paths of the task's rules that the user has written, by the names under which they report scores."""
+    from asyncrl.scoring.rules.registry import BUILT_IN
 
-    return [name for name in rule_names(scoring, task.data_source).split(",") if name not in BUILT_IN]
+    rule = scoring.rules.get(task.data_source, scoring.rule)
+    given = [{"name": each} if isinstance(each, str) else each for each in (rule if isinstance(rule, list) else [rule])]
+    return {each.get("as") or short_name(each["name"]): each["name"] for each in given if each["name"] not in BUILT_IN}
 
 
 def _is_light(model: ScoringModelConfig) -> bool:
@@ -128,7 +130,7 @@ def _is_own(code: Any) -> bool:
     return not str(getattr(code, "__module__", "")).startswith("asyncrl.")
 
 
-def _with_place(path: str) -> str:
+def with_place(path: str) -> str:
     """The dotted path of a class or function, with the line of its definition."""
     try:
         return f"{path}{_place(imported(path, path))}"

@@ -5,57 +5,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncrl.config.imports import imported
+from asyncrl.config.extensions import EXTENSIONS
 from asyncrl.config.refusals import missing_data
-from asyncrl.config.schema import ActorConfig, AlgorithmConfig, DataConfig, ModelConfig, ScoringConfig
+from asyncrl.config.schema import ActorConfig, AlgorithmConfig, DataConfig, ModelConfig, PartConfig, ScoringConfig
 from asyncrl.errors import ConfigError, DataError
+from asyncrl.launch.preflight.importing import NamedCode, refused_imports
 from asyncrl.launch.preflight.models import missing_folder
 from asyncrl.machine.remote_folder import is_url
 
 
 def check_paths(
-    data: DataConfig, algorithm: AlgorithmConfig, model: ModelConfig, actor: ActorConfig, scoring: ScoringConfig
+    data: DataConfig,
+    algorithm: AlgorithmConfig,
+    model: ModelConfig,
+    actor: ActorConfig,
+    scoring: ScoringConfig,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Raises DataError or ConfigError, with a line for each path that does not exist."""
+    """Raises DataError or ConfigError, with a line for each path that does not exist; StoppedError: `stop` was set."""
     files = missing_data(data, algorithm.sft.path)
     lines = [*files.values()]
     if not is_url(model.path) and (reason := missing_folder(model.path)):
         lines.append(f"model.path={model.path}: {reason}")
-    for setting, path in (*_of_actor(actor), *_of_scoring(scoring)):
-        # Modules of asyncrl are skipped: they exist, and importing them may load torch.
-        if "." in path and not path.startswith("asyncrl."):
-            try:
-                imported(path, setting)
-            except ConfigError as error:
-                lines.append(str(error))
+    lines += refused_imports(named_code(data, algorithm, actor, scoring), stop)
     if lines:
         raise (DataError if len(lines) == len(files) else ConfigError)("\n".join(lines))
 
 
-def _of_actor(actor: ActorConfig) -> Iterator[tuple[str, str]]:
-    """Yield each setting with the dotted path that it names."""
-    yield from ((f"actor.tools: {name!r}", name) for name in actor.tools)
-    yield from ((f"actor.environments: {name}={path}", path) for name, path in actor.environments.items())
-    for key, path in (("environment", actor.environment), ("agent", actor.agent), ("step_split", actor.step_split)):
-        if path:
-            yield f"actor.{key}={path}", path
+def check_imports(named: Sequence[NamedCode]) -> None:
+    """Raises ConfigError, with a line for each object that cannot be imported."""
+    if lines := refused_imports(named):
+        raise ConfigError("\n".join(lines))
+
+
+def named_code(
+    data: DataConfig, algorithm: AlgorithmConfig, actor: ActorConfig, scoring: ScoringConfig
+) -> list[NamedCode]:
+    """The code outside of asyncrl that a configuration names."""
+    found = [*_of_actor(actor), *_of_scoring(scoring), *_of_algorithm(algorithm), *_of_managers(scoring)]
+    if data.dataset:
+        found.append(NamedCode(f"data.dataset={data.dataset}", data.dataset))
+    # Modules of asyncrl are skipped: they exist, and importing them may load torch.
+    return [each for each in found if "." in each.path and not each.path.startswith("asyncrl.")]
+
+
+def _of_actor(actor: ActorConfig) -> Iterator[NamedCode]:
+    for name in actor.tools:
+        yield NamedCode(f"actor.tools: {name!r}", name)
+    for name, path in actor.environments.items():
+        yield NamedCode(f"actor.environments: {name}={path}", path)
+    for key, given in (("environment", actor.environment), ("agent", actor.agent), ("step_split", actor.step_split)):
+        if given:
+            yield NamedCode(f"actor.{key}={given}", given)
     for name, entry in actor.interactions.items():
-        path = entry.get("class_name") if isinstance(entry, Mapping) else entry
-        if isinstance(path, str):
-            yield f"actor.interactions: {name}: class_name={path}", path
+        yield from _of_user(f"actor.interactions: {name}", name, entry)
 
 
-def _of_scoring(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
-    """Yield each setting with the dotted path that it names."""
+def _of_user(setting: str, name: str, entry: Any) -> Iterator[NamedCode]:
+    """Yield the class of a simulated user. A class written for verl is in the `config` of asyncrl's own class."""
+    given = entry if isinstance(entry, Mapping) else {"class_name": entry}
+    path, config = given.get("class_name"), given.get("config")
+    if not isinstance(path, str):
+        return
+    yield NamedCode(f"{setting}: class_name={path}", path)
+    inner = config.get("class_name") if isinstance(config, Mapping) else None
+    if path == EXTENSIONS["actor.interactions"] and isinstance(inner, str):
+        loads = "asyncrl.tools.interactions.registry.load_interactions"
+        yield NamedCode(f"{setting}: class_name={inner}", inner, loads, ({name: entry},))
+
+
+def _of_scoring(scoring: ScoringConfig) -> Iterator[NamedCode]:
     for key, value in (("scoring.rule", scoring.rule), *((f"scoring.rules.{k}", v) for k, v in scoring.rules.items())):
-        yield from ((f"{key}={name}", name) for name in _names(value))
+        for name in _names(value):
+            yield NamedCode(f"{key}={name}", name)
     if scoring.steps is not None:
-        yield f"scoring.steps={scoring.steps}", scoring.steps
-    yield f"scoring.prm.family={scoring.prm.family}", scoring.prm.family
-    yield f"scoring.outcome_model.family={scoring.outcome_model.family}", scoring.outcome_model.family
+        yield NamedCode(f"scoring.steps={scoring.steps}", scoring.steps)
+    yield NamedCode(f"scoring.prm.family={scoring.prm.family}", scoring.prm.family)
+    yield NamedCode(f"scoring.outcome_model.family={scoring.outcome_model.family}", scoring.outcome_model.family)
+
+
+def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[NamedCode]:
+    for kind, chosen in vars(algorithm).items():
+        for part in chosen if isinstance(chosen, list) else [chosen]:
+            if isinstance(part, PartConfig):
+                yield NamedCode(f"algorithm.{kind}={part.name}", part.name)
+
+
+def _of_managers(scoring: ScoringConfig) -> Iterator[NamedCode]:
+    """Yield the classes and functions of reward managers, which may import verl."""
+    for source in ("", *scoring.manager.sources):
+        key = f"scoring.manager.sources.{source}" if source else "scoring.manager"
+        settings = scoring.manager.of(source) or {}
+        for name in ("name", "compute_score"):
+            if path := settings.get(name):
+                yield NamedCode(f"{key}.{name}={path}", path, f"{EXTENSIONS['scoring.manager']}.check", (settings, key))
 
 
 def _names(value: Any) -> Iterator[str]:

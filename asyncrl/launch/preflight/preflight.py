@@ -80,9 +80,8 @@ def preflight(
         if config.replay.source is not None:
             found.check(partial(_check_source, Path(config.replay.source)))
         found.check(partial(check_keys, config.network.keys))
-        if (
-            config.cluster.launcher == "local"
-        ):  # Other hosts cannot be checked here. The placement checks their devices.
+        if config.cluster.launcher == "local":
+            # Other hosts cannot be checked here. The placement checks their devices.
             found.check(partial(check_ports, config.network, learner, config.replay.shards))
             found.check(partial(check_devices, config))
             warn_of_silent_servers(config.engine)
@@ -93,18 +92,13 @@ def preflight(
         trains = learner.epochs is not None or learner.total_steps > 0
         found.check(partial(check_play, actor, files, trains, trial))
         found.check(partial(check_agent, actor, config.data, config.model))
-        with found.collected():
-            _check_models(config, open_own_chat, files, found)
+        found.check(partial(_check_models, config, open_own_chat, files, found))
         if not found.any:
-            RowChecks(
-                actor,
-                scoring,
-                tasks,
-                open_own_chat,
-                partial(ManagerTrial, scoring, config.model, stop),
-                partial(prompt_lengths, config, stop),
-                partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None,
-            ).run(files, trial, found, stop)
+            managers = partial(ManagerTrial, scoring, config.model, stop)
+            measure = partial(prompt_lengths, config, stop)
+            prepare = partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None
+            rows = RowChecks(actor, scoring, tasks, open_own_chat, managers, measure, prepare)
+            rows.run(files, trial, found, stop)
     found.raise_all()
 
 
@@ -175,7 +169,22 @@ def _check_models(
         found.check(partial(check_grammars, engine.kind, actor, files))
         with found.collected():
             _check_template(open_chat(), actor, reads_images(engine.kind, model), files)
+    if actor.has_verl_loops:
+        found.check(partial(_check_texts, files))
     found.check(partial(check_truths, config.scoring, model, actor.sandbox, files, config.data.columns))
+
+
+def _check_texts(files: Sequence[TaskFile]) -> None:
+    """Raises ConfigError: a row has an image, which agent loops of verl cannot show."""
+    from asyncrl.chat.image_blocks import image_blocks
+
+    for file in files:
+        for row, task in file.by_roles().items():
+            if image_blocks(task.messages):
+                raise ConfigError(
+                    f"actor.agent=verl: {file.place(row)} has an image, and agent loops of verl show only text here: "
+                    "leave actor.agent out, so that asyncrl plays the episodes, or leave out the rows with images"
+                )
 
 
 def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:

@@ -4,12 +4,12 @@ file is the starter's side."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar
 
 from asyncrl import wire
@@ -29,6 +29,8 @@ MARGIN_S = 1.0
 LOOK_S = 0.1
 """The pause between two looks at the event that stops the start."""
 PROGRAM = "asyncrl.launch.preflight.trying"
+MOST_BYTES = 1 << 16
+"""The bytes that are read of a note."""
 WORDS = "I do not know."
 """An answer that a rule should score as wrong."""
 
@@ -44,7 +46,22 @@ class Pool(Protocol):
 def open_trial_pool(settings: Mapping[str, Any]) -> Pool:
     """The process that tries the user's code. It starts with the first request."""
     limits = Limits("your own code", settings["timeout_s"], "the limit", None)
-    return JudgePool(PROGRAM, settings, 1, limits, starts_later=True)
+    return JudgePool(PROGRAM, settings, 1, limits, starts_later=True, files=[settings["running"]])
+
+
+class Note:
+    """A short text in the open file `file`, which the process and its child share. The file has no name, so that no end
+    of these processes leaves it on the disk."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def write(self, text: str) -> None:
+        os.ftruncate(self.file, 0)
+        os.pwrite(self.file, text.encode(errors="replace"), 0)
+
+    def read(self) -> str:
+        return os.pread(self.file, MOST_BYTES, 0).decode(errors="replace")
 
 
 class TrialProcess:
@@ -59,9 +76,10 @@ class TrialProcess:
         limit_s: float = TRIAL_S,
     ) -> None:
         self._held = ExitStack()
-        self._running = Path(self._held.enter_context(TemporaryDirectory(prefix="asyncrl-trial-"))) / "running"
+        file = self._held.enter_context(TemporaryFile())  # noqa: SIM115 - the stack closes it
+        self._running = Note(file.fileno())
         limits = {"limit_s": limit_s, "timeout_s": limit_s + MARGIN_S}
-        self._pool = open_pool({"values": values, "running": str(self._running), **limits})
+        self._pool = open_pool({"values": values, "running": self._running.file, **limits})
         self._held.callback(self._pool.close)
         self._stop, self._limit_s = stop, limit_s
 
@@ -105,17 +123,17 @@ class TrialProcess:
         if trajectory is not None:
             sent = wire.trajectory_message(trajectory)
             message = Message(kind, 0, {**sent.body, **body}, sent.arrays)
-        self._running.write_text(what)
+        self._running.write(what)
         try:
             reply = answered(self._pool.submit([message], _itself), self._stop)
         except EndedError as error:
-            running = self._running.read_text()
+            running = self._running.read()
             if error.overran:
                 warn_of_slow_code(place, self._limit_s, running, error.line)
                 return None
             raise ConfigError(f"with {place}, {error}; {running} was called last: mend it") from error
         if reply.kind == "slow":
-            warn_of_slow_code(place, self._limit_s, self._running.read_text(), reply.body["line"])
+            warn_of_slow_code(place, self._limit_s, self._running.read(), reply.body["line"])
             return None
         if reply.kind == "left_out":
             log.debug("no episode of %s was tried before the start: %s", place, reply.body["reason"])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl import wire
@@ -39,13 +39,13 @@ from asyncrl.errors import (
 )
 from asyncrl.launch.preflight.creation import create, start_user, try_ticket
 from asyncrl.launch.preflight.own_code import OwnCode, own_paths
-from asyncrl.launch.preflight.trial import WORDS
+from asyncrl.launch.preflight.trial import WORDS, Note
 from asyncrl.machine.blocked_loop import running_line, watched_loop
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.sandbox.sandboxes import Sandbox, open_sandbox
 from asyncrl.scoring.answers import answer_texts, rule_input, texts_of_steps
-from asyncrl.scoring.judges import Answer as Answering
-from asyncrl.scoring.judges import failed, serve
+from asyncrl.scoring.judge_program import Answer as Answering
+from asyncrl.scoring.judge_program import failed, serve
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import KindUnavailableError, Scorer
@@ -191,19 +191,22 @@ class Trying:
                 raise ConfigError(_refusal(key, place, error, _calls(shown))) from error
 
     def _by_rules(self, task: Task, trajectory: Trajectory, answer: str | None, deadline: float) -> Message:
-        """The total of the rules for the episode, or for the episode with another `answer`."""
-        found = rule_input(task, trajectory, self._stage.tokenizer(), self._scoring.strip_thoughts)
-        given = replace(found, sandbox=self._sandbox, deadline=deadline)
+        """The total of the rules for the episode, or for the episode with another `answer`, and the names of the rules
+        that gave a number."""
+        plain = rule_input(task, trajectory, self._stage.tokenizer(), self._scoring.strip_thoughts)
+        given = replace(plain, sandbox=self._sandbox, deadline=deadline)
         if answer is not None:
             turns = [*given.turn_texts[:-1], answer]
             given = replace(given, answer=answer, full_answer=answer, response=answer, turn_texts=turns)
         try:
-            return Message("scored", 0, {"answer": given.answer, "total": self._rules().score(given).total})
+            found = self._rules().score(given)
         except ScoringError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - a rule may raise anything
             reason = f"the rule raised {reason_of(error)}"
-        return Message("scored", 0, {"answer": given.answer, "total": None, "reason": reason})
+        else:
+            return Message("scored", 0, {"answer": given.answer, "total": found.total, "gave": [*found.scores]})
+        return Message("scored", 0, {**failed(reason).body, "answer": given.answer, "total": None})
 
     def _by_function(self, task: Task, trajectory: Trajectory, deadline: float) -> None:
         assert self._scoring.steps is not None
@@ -252,7 +255,7 @@ def _quiet(*names: str) -> Iterator[None]:
 
 def load(settings: Mapping[str, Any]) -> Answering:
     """Make the function that answers requests. `settings` has all `values` of the configuration, `limit_s`, and the
-    file `running`, into which the name of the running tool is written."""
+    descriptor `running` of the note that gets the name of the running tool."""
     config = with_values(TrainConfig(), settings["values"])
     stage = TrialStage(
         cache(partial(open_tokenizer, config.model)),
@@ -265,8 +268,10 @@ def load(settings: Mapping[str, Any]) -> Answering:
     for path in own_paths(config.actor, config.scoring):
         with suppress(ConfigError):
             imported(path, path)
-    sandbox, running = open_sandbox(config.actor.sandbox), Path(settings["running"])
-    return Trying(stage, config.actor, config.scoring, sandbox, settings["limit_s"], running.write_text)
+    # Processes that the code starts must not inherit it.
+    os.set_inheritable(settings["running"], False)
+    sandbox, running = open_sandbox(config.actor.sandbox), Note(settings["running"])
+    return Trying(stage, config.actor, config.scoring, sandbox, settings["limit_s"], running.write)
 
 
 def main(arguments: Sequence[str]) -> None:

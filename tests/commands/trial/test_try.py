@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import sys
+import tempfile
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from huggingface_hub import constants
 from rich.console import Console
 
+from asyncrl.commands.trial import __main__ as trial
 from asyncrl.commands.trial.transcript import Transcript
+from asyncrl.machine.slow_code import watched_code
 from tests.data.test_tables import lines, row
 from tests.engine.fleet.fakes import FakeSglang
 from tests.engine.support import tiny_model
@@ -90,6 +95,7 @@ def too_few(task):
 """
 
 
+@pytest.mark.slow
 def test_the_rewards_of_steps_and_of_calls_are_shown(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +129,7 @@ class Numbers:
 """
 
 
+@pytest.mark.slow
 def test_the_step_scores_of_a_class_are_shown(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +149,7 @@ def test_the_step_scores_of_a_class_are_shown(
     assert re.search(r"steps +not scored: only a class of your own is loaded", printed)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +228,7 @@ def test_the_embedded_engine_plays_with_the_weights_of_the_model(
     assert re.search(r"assistant ─+\n#### 4\n", shown)
 
 
+@pytest.mark.slow
 def test_a_server_that_would_have_to_be_joined_is_refused(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +276,7 @@ def hard(prompts, completions, difficulty, **kwargs):
 """
 
 
+@pytest.mark.slow
 def test_a_missing_column_of_a_reward_function_is_refused_with_the_line_that_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,6 +296,64 @@ def test_a_missing_column_of_a_reward_function_is_refused_with_the_line_that_men
     assert "answer, level, prompt: none has such a name; add difficulty to the file, rename the parameter" in errors
 
 
+def test_code_that_ends_the_process_is_named_with_its_line_and_no_folder_is_left(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class EndedError(BaseException):
+        """Takes the place of the end of the process."""
+
+    def leave(status: int) -> NoReturn:
+        raise EndedError(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(tempfile, "tempdir", str(guess))
+    (guess / "my_exits.py").write_text("import os\ndef score(task, answer, trajectory):\n    os._exit(0)\n")
+    monkeypatch.delitem(sys.modules, "my_exits", raising=False)
+    answers = script(guess / "answers.jsonl", calling(42), "42!")
+    words = (guess / "tasks.jsonl", "--answers", answers, OF_GUESS[0], "scoring.rule=my_exits.score")
+    with pytest.raises(EndedError, match="1"):
+        run(monkeypatch, capsys, *words)
+    shown = capsys.readouterr().out
+    assert re.search(r"your own code ended the program by os\._exit\(0\) \(.*my_exits.py, line 3, in score\)", shown)
+    assert not list(guess.glob("asyncrl-try-*"))
+
+
+BLOCKING = """
+import time
+from pathlib import Path
+
+
+def score(task, answer, trajectory):
+    while not Path("told").exists():
+        time.sleep(0.01)
+    return 1.0
+"""
+
+
+def test_code_that_blocks_is_named_while_it_runs(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (guess / "my_blocks.py").write_text(BLOCKING)
+    monkeypatch.delitem(sys.modules, "my_blocks", raising=False)
+    monkeypatch.chdir(guess)
+    said: list[str] = []
+
+    def tell(text: str, *values: object) -> None:
+        said.append(text % values)
+        if "my_blocks.py" in said[-1]:
+            Path("told").touch()
+
+    monkeypatch.setattr("asyncrl.machine.slow_code.log.warning", tell)
+    monkeypatch.setattr(trial, "watched_code", partial(watched_code, 0.05))
+    answers = script(guess / "answers.jsonl", calling(42), "42!")
+    words = (guess / "tasks.jsonl", "--answers", answers, OF_GUESS[0], "scoring.rule=my_blocks.score")
+    status, shown, errors = run(monkeypatch, capsys, *words)
+    assert status == 0, errors
+    assert re.search(r"outcome +1\n", shown)
+    assert any(re.fullmatch(r"my_blocks.py, line [78], in score, has run for 0 s", each) for each in said)
+
+
+@pytest.mark.slow
 def test_code_that_ends_the_program_is_named_with_its_line_and_without_a_traceback(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ def test_without_a_reward_a_run_is_refused_and_does_not_use_the_default_rule(tmp
         load_rules(ScoringConfig(rule=result.settings["scoring.rule"]))
 
 
+@pytest.mark.slow
 def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out() -> None:
     for given in ({"reward_funcs": "org/reward-model"}, {"environment_factory": Named("games.Maze")}):
         settings = translate(given).settings
@@ -64,6 +65,36 @@ def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out(
     assert has(report, "the reward is the model's")
 
 
+MAZE = """
+class Maze:
+    def reset(self): ...
+    def move(self, direction): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("maze", "weight"),
+    [
+        (MAZE, None),
+        (f"{MAZE}    def get_reward(self): ...\n", 1.0),
+        (f"{MAZE}    get_reward = score\n", 1.0),
+        (MAZE.replace("Maze", "Maze(Game)"), 1.0),
+    ],
+)
+@pytest.mark.parametrize("place", ["script", "module", "elsewhere"])
+def test_the_rewards_of_an_environment_get_a_weight_only_if_it_may_give_some(
+    tmp_path: Path, maze: str, weight: float | None, place: str
+) -> None:
+    (tmp_path / "games").mkdir()
+    if place != "elsewhere":
+        (tmp_path / "games" / "mazes.py").write_text(maze)
+    head = maze if place == "script" else "from games.mazes import Maze\n"
+    trainer = "GRPOTrainer('m', reward_funcs=score, environment_factory=Maze)\n"
+    settings = translate(of_script(tmp_path, f"def score(completions): ...\n{head}{trainer}")).settings
+    assert settings.get("scoring.shaping.environment_weight") == (1.0 if place == "elsewhere" else weight)
+
+
+@pytest.mark.slow
 def test_a_script_without_tools_gets_no_calculator(tmp_path: Path) -> None:
     config, report = loaded("grpo_gsm8k.py", tmp_path)
     assert config.actor.tools == []

@@ -114,6 +114,14 @@ def generous(task: Task, answer: str, trajectory: Trajectory) -> float:
     return 1.0
 
 
+def mute(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    return [None for _ in completions]
+
+
+def loud(task: Task, answer: str, trajectory: Trajectory) -> float:
+    raise ValueError("red \x1b[31m")
+
+
 def inverted(task: Task, answer: str, trajectory: Trajectory) -> float:
     return float(answer != task.truth_text)
 
@@ -216,6 +224,7 @@ def test_a_tool_that_changes_the_working_directory_does_not_move_the_run(tmp_pat
     assert Path.cwd() == before
 
 
+@pytest.mark.slow
 def test_an_environment_whose_code_is_wrong_does_not_start_but_one_that_refuses_a_move_does(tmp_path: Path):
     config = config_of(tmp_path, "hermes3", ["user"], [])
     config.actor.environment = own("Misspelt")
@@ -269,6 +278,29 @@ def test_a_rule_that_does_not_prefer_the_ground_truth_starts_with_a_warning(
     assert all(said in each and "for the ground truth" in each for each in warned)
 
 
+def test_a_rule_that_returns_none_for_every_episode_is_named_with_its_line_before_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.rule = [{"name": own("right")}, {"name": own("mute"), "as": "bonus"}]
+    check(config)
+    [warned] = [each.getMessage() for each in caplog.records if each.name == "asyncrl.train"]
+    assert warned.startswith(f"scoring.rule: {own('mute')} (")
+    assert "test_episode.py, line" in warned
+    assert "returned None for all episodes that were tried before the start, first with " in warned
+    assert "row 0" in warned
+    config.scoring.rule = own("mute")
+    said = refusal(config)
+    assert "mute returned None; one must give a reward" in said
+    assert "test_episode.py, line" in said
+
+
+def test_the_reason_of_a_rule_that_fails_has_no_effect_on_the_terminal(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.rule = own("loud")
+    assert "red \N{REPLACEMENT CHARACTER}[31m" in refusal(config)
+
+
 def test_an_episode_that_takes_too_long_is_left_out_with_its_row_and_the_line_of_what_was_called_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -316,6 +348,7 @@ def test_a_model_of_the_users_own_that_fails_does_not_start(tmp_path: Path):
     check(config)  # A server that does not answer yet is no mistake in the class.
 
 
+@pytest.mark.slow
 def test_a_model_with_a_path_or_on_a_gpu_is_not_loaded_by_the_check(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.scoring.outcome_model.family = own("Silent")

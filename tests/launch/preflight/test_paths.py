@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.launch.preflight.paths import check_paths
+from asyncrl.launch.preflight.paths import check_paths, named_code
 from tests.helpers import GENEROUS_S
 
 
@@ -52,6 +52,23 @@ def test_missing_files_alone_are_an_error_of_the_data(config: TrainConfig):
     config.data.train = ["other.jsonl"]
     with pytest.raises(DataError, match=r"data\.train=other\.jsonl: there is no such file; see docs/data\.md"):
         check(config)
+
+
+def test_all_code_that_a_configuration_names_is_found(config: TrainConfig):
+    actor, scoring, algorithm = config.actor, config.scoring, config.algorithm
+    actor.tools, actor.environments, actor.agent = ["calculator", "a.Tool"], {"maze": "b.Maze"}, "c.agent"
+    user = {"class_name": "asyncrl.compat.verl.VerlInteraction", "config": {"class_name": "d.User"}}
+    actor.interactions = {"plain": "e.User", "verl": user}
+    scoring.rule, scoring.rules = "gsm8k", {"s": [{"name": "f.score"}]}
+    scoring.manager.sources = {"t": {"name": "naive", "compute_score": "g.score"}}
+    algorithm.loss.name, algorithm.correction[0].name = "h.Loss", "i.Correction"
+    config.data.dataset = "j.Dataset"
+    named = named_code(config.data, algorithm, actor, scoring)
+    assert {each.path for each in named} == {
+        *("a.Tool", "b.Maze", "c.agent", "d.User", "e.User", "f.score", "g.score", "h.Loss", "i.Correction"),
+        "j.Dataset",
+    }
+    assert {each.path for each in named if each.loads} == {"d.User", "g.score"}, "they may import verl"
 
 
 @pytest.mark.slow

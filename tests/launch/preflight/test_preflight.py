@@ -149,6 +149,7 @@ def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
     preflight(config)
 
 
+@pytest.mark.slow
 def test_a_model_without_the_layers_that_adapters_want_does_not_start(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.model.lora.rank, config.model.lora.targets = 4, ["no_proj"]
@@ -213,6 +214,15 @@ def test_rows_with_images_do_not_start_where_nothing_reads_them(tmp_path: Path):
     assert any("row 0: a message shows an image: this needs a model that reads" in each for each in refusals(config))
 
 
+def test_rows_with_images_do_not_start_with_agent_loops_of_verl(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    row = {"prompt": [{"role": "user", "content": "<image>What?"}], "images": ["a.png"], "data_source": "s"}
+    rows = [{**row, "reward_model": {"ground_truth": "1"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "tasks.parquet")
+    config.actor.agent = "verl"
+    assert any("row 0 has an image, and agent loops of verl show only text here" in each for each in refusals(config))
+
+
 def test_demonstrations_are_rendered_by_the_start_which_names_a_bad_row(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.run.dir, config.algorithm.sft.path = str(tmp_path / "runs"), [str(tmp_path / "shown.jsonl")]
@@ -236,6 +246,7 @@ def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Pat
     preflight(config)
 
 
+@pytest.mark.slow
 def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.correct"]
@@ -243,10 +254,10 @@ def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: P
     assert "tasks.parquet: row 0: tests.scoring.rules.test_trl.correct takes answer; the file has" in reason
     assert 'add data.columns="{answer: reward_model.ground_truth}", or give the parameter a default' in reason
     config.data.columns = {"answer": "reward_model.ground_truth"}
-    preflight(config)
+    start(config)
     config.data.columns = {}
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.length"]
-    preflight(config)
+    start(config)
 
 
 def test_an_option_may_not_ask_for_more_than_the_machine_has():
@@ -444,6 +455,7 @@ def test_a_tool_whose_constructor_fails_or_whose_create_refuses_is_a_problem_of_
         start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.{tool.__name__}"]))
 
 
+@pytest.mark.slow
 def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(tmp_path: Path):
     Weather.released = 0
     start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
@@ -454,6 +466,7 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     assert Weather.released == 4
 
 
+@pytest.mark.slow
 def test_a_row_with_arguments_for_a_tool_that_is_not_on_offer_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -483,6 +496,7 @@ def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[st
     return replace(config, actor=replace(config.actor, interactions=dict(users)))
 
 
+@pytest.mark.slow
 def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(tmp_path: Path):
     users = {"checker": "asyncrl.commands.demo.AnswerChecker"}
     right = {"name": "checker", "ground_truth": "2"}
@@ -500,11 +514,12 @@ def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(t
             start(config_with_users(tmp_path / name, users, {}, kwargs))
 
 
+@pytest.mark.slow
 def test_users_whom_no_task_names_do_not_start_except_in_an_evaluation(tmp_path: Path):
     config = config_with_users(tmp_path, {"checker": "asyncrl.commands.demo.AnswerChecker"}, {})
     with pytest.raises(ConfigError, match=r"actor\.interactions: no task names one of the users"):
         start(config)
-    preflight(replace(config, learner=replace(config.learner, steps=0)))
+    start(replace(config, learner=replace(config.learner, steps=0)))
 
 
 def test_a_class_of_users_that_is_none_does_not_start(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.trial import TrialProcess
 from asyncrl.types import Task
 from tests.helpers import GENEROUS_S, has_ended, until
+from tests.launch.preflight.in_process import InThisProcess
 from tests.launch.preflight.test_preflight import config_of
 
 MODULE = """
@@ -79,7 +81,7 @@ def test_code_that_ends_or_crashes_the_process_is_refused_with_its_line_and_the_
         assert trial.play("your code", task_of(config), "row 0") is not None
         with pytest.raises(
             ConfigError,
-            match=r"with row 0, your own code ended its process with status 3; "
+            match=r"with row 0, your own code ended its process with status 3 \(.*moody_code\.py, line 21\); "
             r"the tool moody \(.*moody_code\.py, line 11\) was called last",
         ):
             trial.play("your code", task_of(config, fate="end"), "row 0")
@@ -93,7 +95,7 @@ def test_code_that_ends_or_crashes_the_process_is_refused_with_its_line_and_the_
 @pytest.mark.slow
 def test_a_rule_that_ends_its_process_does_not_start(config: TrainConfig) -> None:
     config.actor.tools, config.scoring.rule = [], "moody_code.ends"
-    said = r"ended its process with status 0; scoring\.rule: moody_code\.ends \(.*line 32\) was"
+    said = r"ended its process with status 0 \(.*line 33\); scoring\.rule: moody_code\.ends \(.*line 32\) was"
     with pytest.raises(ConfigError, match=said):
         preflight(config)
 
@@ -110,6 +112,16 @@ def test_code_that_blocks_is_ended_after_the_limit_and_its_line_is_named(
     assert "with row 0, the episode that tries your own code took over 5 s, so it is left out" in said
     assert "the tool moody (" in said
     assert "moody_code.py, line 26 and may be slow" in said
+
+
+def test_a_trial_has_no_file_that_a_killed_start_could_leave(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
+    with closing(TrialProcess(values_of(config), open_pool=InThisProcess)) as trial:
+        assert trial.play("your code", task_of(config), "row 0") is not None
+        assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.slow

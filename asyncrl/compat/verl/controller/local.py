@@ -79,7 +79,7 @@ def _made(class_with_args: ClassWithInitArgs, rank: int, size: int) -> Any:
 def _own(value: Any) -> Any:
     """A copy of a value that a worker gets or returns, with copies of its tensors, arrays and containers.
 
-    A change by a worker then changes the value for nobody else, as on Ray. Other objects are the same ones.
+    Then no worker changes the value of the caller or of another worker, as on Ray. Other objects are the same ones.
     """
     if isinstance(value, DataProto):
         batch = None if value.batch is None else value.batch.clone()

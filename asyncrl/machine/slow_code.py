@@ -1,0 +1,97 @@
+"""Says which line of the user's own code has run for long, such as a tool that blocks or an import that never ends.
+
+A thread looks at the stacks of all other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+from asyncrl.machine.blocked_loop import BLOCKED_S, LOOP, TICK_S
+from asyncrl.text import is_own, line_of
+
+log = logging.getLogger(__name__)
+
+IN_LOOP = (
+    " and blocks the event loop. In a run, no other episode of the same actor goes on meanwhile: await instead, or run "
+    "code that blocks with `await asyncio.to_thread(...)` (docs/tools.md)"
+)
+
+
+class SlowCode:
+    """Logs calls of the user's own code that have run for `limit_s`, each once.
+
+    - `base`: calls below this frame of a thread are left out: they belong to the program, not to what it watches
+    - `clock`: gives monotonic seconds
+    - `frames`: gives the innermost frame of each thread
+    """
+
+    def __init__(
+        self,
+        base: FrameType | None,
+        limit_s: float = BLOCKED_S,
+        clock: Callable[[], float] = time.monotonic,
+        frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames,
+    ) -> None:
+        self._base, self._limit_s, self._clock, self._frames = base, limit_s, clock, frames
+        self._running: dict[int, tuple[FrameType, float]] = {}
+        """The outermost frame of the user's code in each thread, and the time at which it was seen first. A call that
+        was told has an endless time."""
+
+    def look(self) -> None:
+        """Log the calls that have run for too long. Called again and again."""
+        now, before = self._clock(), self._running
+        self._running = {}
+        for thread, frame in self._frames().items():
+            own, in_loop = _own(frame, self._base)
+            if not own:
+                continue
+            same, since = before.get(thread, (None, now))
+            since = since if same is own[-1] else now
+            if now - since >= self._limit_s:
+                line = f"{line_of(own[0].f_code.co_filename, own[0].f_lineno)}, in {own[0].f_code.co_name},"
+                log.warning("%s has run for %.0f s%s", line, now - since, IN_LOOP if in_loop else "")
+                since = float("inf")
+            self._running[thread] = (own[-1], since)
+
+
+def _own(frame: FrameType | None, base: FrameType | None) -> tuple[list[FrameType], bool]:
+    """The frames of the user's code down to `base`, the innermost first, and true if an event loop calls them."""
+    own, in_loop = list[FrameType](), False
+    while frame is not None and frame is not base:
+        if is_own(frame.f_code.co_filename):
+            own.append(frame)
+        in_loop = in_loop or bool(own and frame.f_code.co_filename == str(LOOP))
+        frame = frame.f_back
+    return own, in_loop
+
+
+def _caller() -> FrameType | None:
+    """The frame that entered the context manager below."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frame = frame.f_back
+    return frame
+
+
+@contextmanager
+def watched_code(limit_s: float = BLOCKED_S) -> Iterator[None]:
+    """Watch the user's own code during the block."""
+    watch, over = SlowCode(_caller(), limit_s), threading.Event()
+
+    def look() -> None:
+        while not over.wait(min(TICK_S, limit_s / 2)):
+            watch.look()
+
+    threading.Thread(target=look, name="slow-code", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
