@@ -50,7 +50,6 @@ from asyncrl.launch.preflight.models import missing_model
 from asyncrl.launch.preflight.truths import check_columns
 from asyncrl.machine.blocked_loop import running_line
 from asyncrl.machine.own_exits import reported_exits
-from asyncrl.machine.process import is_ctrl_c
 from asyncrl.machine.slow_code import watched_code
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -109,11 +108,7 @@ def main(argv: Sequence[str]) -> int:
             stack.enter_context(watched_code())
             stack.enter_context(reported_exits(partial(_report_exit, transcript, folder)))
             return 0 if try_out(request, transcript, folder) else EXIT_FAILURE
-    except Exception:
-        raise
-    except BaseException as error:
-        if is_ctrl_c(error):
-            raise
+    except SystemExit as error:
         transcript.failure(f"your own code tried to end the program: {reason_of(error)}")
         return EXIT_FAILURE
 
