@@ -39,8 +39,8 @@ class Stream(Part):
     )
     score: str | None = param(
         None,
-        "score of the labels (reward, outcome, or an extra score) by which the loss of a sequence's tokens is also "
-        "multiplied; a negative score counts as 0; null: no score",
+        "name of a score of the labels (reward, outcome, or an extra score), which also multiplies the loss of its "
+        "sequence's tokens; a negative score counts as 0; null: no score",
     )
 
     @property
@@ -79,10 +79,10 @@ class LossStream(Stream):
 class Rl(Stream):
     """The policy's loss, with a weight for each sequence.
 
-    Formula: (c / mean of c) loss, with loss the policy's loss of a token, c = weight * score, and the mean over the
-    policy tokens of the batch
-    Use: to train the policy's loss on a part of the sequences: those whose score is above 0; with weight=0 on none, so
-    that only the other streams are trained
+    Formula: (c / mean of c) L; L is the policy's loss of a token; c = weight * score; the mean is over the policy
+    tokens of the batch
+    Use: to train the policy's loss only on the sequences whose score is above 0. With weight=0, it trains on no
+    sequence, and only the other streams are trained
     Source: the stream rl of the library prime-rl, 2026
     Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted.
     """
@@ -102,8 +102,7 @@ class Rl(Stream):
 class Ce(LossStream):
     """Cross-entropy: makes the tokens likelier, independent of the advantage.
 
-    Formula: -(c / share) log pi_theta, with c = weight * score, and share the share of the batch's policy tokens that
-    have c > 0
+    Formula: -(c / f) log pi_theta; c = weight * score; f is the fraction of the batch's policy tokens with c > 0
     Use: to fine-tune on successful episodes (score=outcome), or on episodes that a score of your own marks as
     demonstrations
     Source: the stream ce of the library prime-rl, 2026
@@ -120,9 +119,9 @@ class Ce(LossStream):
 class RefKl(LossStream):
     """Distillation on the policy's own samples: the policy gradient with log(pi_ref / pi_theta) as the advantage.
 
-    Formula: -(c / share) sg(log pi_ref - log pi_theta) r where pi_theta - mu >= -delta, else 0; c and share are as in
-    ce; sg(x) is x without gradient; r = min(pi_theta / mu, cap), and its gradient is r times the gradient of log
-    pi_theta, even beyond the cap
+    Formula: -(c / f) sg(log pi_ref - log pi_theta) r if pi_theta - mu >= -delta, else 0; c and f are as in ce; sg(x)
+    is x without gradient; r = min(pi_theta / mu, cap); the gradient of r is r times the gradient of log pi_theta, even
+    if the cap is reached
     Use: to let the policy learn from a stronger model on the policy's own episodes; this model is the reference, and
     must have the policy's vocabulary
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from

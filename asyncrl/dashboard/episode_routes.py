@@ -1,4 +1,4 @@
-"""Answers requests for kept episodes and dead letters with plain values, from several threads at once."""
+"""Answers requests for kept episodes and dead letters with plain values. Several threads may use it at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from asyncrl.runs.run import Run
 
 RETRY_S = 30.0
 LOOK_S = 0.4
-"""The number of seconds for which one request of a search reads texts. The page asks again for the rest."""
+"""The number of seconds for which one search request reads texts. The page sends further requests for the rest."""
 
 
 class RunEpisodes:
@@ -98,7 +98,7 @@ class RunEpisodes:
 
 
 class EpisodeAnswers:
-    """Answers requests about the `runs`, a mapping from the key of each run."""
+    """Answers requests about runs. `runs` maps the key of each run to the run."""
 
     def __init__(self, runs: Mapping[str, ShownRun], stores: ReplayStores) -> None:
         self._runs = {key: RunEpisodes(shown.run) for key, shown in runs.items()}

@@ -13,7 +13,8 @@ and one of three things happens:
 * The request continues no completion. Then a new branch begins with the whole conversation as its prompt. In this
   prompt, earlier completions are context, which is not trained.
 
-A request in tokens continues the longest completion, with all tokens before it, with which its tokens begin.
+For a request in tokens, a completion fits if the request begins with the tokens of its branch up to the end of this
+completion. The request continues the longest one that fits.
 
 A completion that was cut at a limit lacks the end token of its turn. If, apart from this, the template's rendering
 equals the tokens, the end token is added as context; otherwise a new branch begins. With `as_rendered` every completion
@@ -24,7 +25,7 @@ time, and end in any order. These invariants hold:
 
 * Each completion is in the loss mask of exactly one branch, the one in which it was sampled, with its log-probs and
   versions. In other branches, copies of it are context.
-* Each token of a branch was sampled, or written by the template, after all tokens before it in the branch.
+* No token of a branch is older than the tokens before it: it was sampled, or written by the template, after them.
 * The limits hold, including the room that is reserved for completions in flight.
 """
 
@@ -307,8 +308,8 @@ class Recorder:
         return None, given if self.completions else self._within_limit(given)
 
     def _continued(self, tokens: NDArray[np.int32]) -> tuple[Prefix | None, GivenTokens]:
-        """The longest prefix with which `tokens` begin, and the tokens after it. A prefix at the end of a free branch
-        is preferred to its copies.
+        """The longest recorded prefix with which `tokens` begin, and the tokens after it. If several branches have this
+        prefix, one that ends with it and has no request in flight is preferred.
 
         Raises RefusedError: the tokens have a placeholder of an image or a video.
         """
@@ -349,7 +350,7 @@ class Recorder:
         """The number of tokens that a completion after `seen` tokens may have.
 
         Of the `seen` tokens, `new` are not yet part of the episode. The room that the branches `in_flight` have
-        reserved is left out.
+        reserved is subtracted.
         """
         taken = sum(map(len, self.branches)) + sum(branch.reserved for branch in in_flight) + new
         return self._limits.room(self.turns_left - len(in_flight), seen, taken)

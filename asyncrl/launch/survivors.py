@@ -165,7 +165,8 @@ def end_elsewhere(
 def _may_run_elsewhere(record: ProcessRecord) -> bool:
     if record.lease_s <= 0 or record.kernel == this_kernel():
         return False
-    # A process of an earlier boot of this machine has ended. But a container may have the host name of its machine.
+    # There are two cases with the same host name. A process of an earlier boot of this machine has ended. A process in
+    # another container of this machine, which may have the same host name, may still run.
     return record.host != socket.gethostname() or _is_near(record)
 
 

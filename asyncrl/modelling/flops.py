@@ -26,8 +26,8 @@ class ForwardFlops:
     """The FLOPs of a forward pass without recomputation.
 
     - `per_token`: the FLOPs of all matrices for one token
-    - `per_pair` maps each window (None: all earlier tokens) to the FLOPs of attention in all layers with this window,
-      for one pair of a token and a token that it sees.
+    - `per_pair`: the FLOPs of attention for one pair of tokens, of which the first attends to the second. It maps each
+      window (None: all earlier tokens) to the sum over the layers with this window.
     """
 
     per_token: float

@@ -126,7 +126,7 @@ class Committer:
             raise
         except Exception as error:  # The tick was undone: the next one tries again.
             with self._store.transaction() as tx:
-                # The failed tick may have removed leases from memory that the store still has.
+                # The failed tick may have removed leases from memory, but the store still has them. Read them again.
                 self._service.start(tx)
                 if self._is_new_bug(tx, "tick", error):
                     log.exception("internal error in a tick")

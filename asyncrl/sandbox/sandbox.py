@@ -159,8 +159,8 @@ def child_command(module: str) -> list[str]:
 
 
 def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
-    """Return the arguments of the launcher that follow the control socket and the program's file. `Options` reads
-    them."""
+    """Return the launcher's arguments after its first two, which are the control socket and the program's file.
+    `Options` reads them."""
     cpu_s = math.ceil(limits.cpu_s) if math.isfinite(limits.cpu_s) else resource.RLIM_INFINITY
     sizes = (limits.memory_mb << 20, MAX_OUTPUT_BYTES, limits.disk_mb << 20)
     return [*map(str, (int(namespaces), cpu_s, *sizes, limits.processes)), *(_visible() if namespaces else ())]

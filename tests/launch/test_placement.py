@@ -341,10 +341,10 @@ def test_more_than_there_is_is_refused_with_the_reason(pools: dict[str, dict[str
             "pools.actor has no GPU for the actor's",
         ),
         ({"learner": {}, "actor": {"gpus": 4}, "scoring": {"gpus": 4}}, "pools.learner has no GPU for the learner"),
-        ({"learner": {"gpus": 4}, "actor": {"gpus": 3}, "scoring": {"gpus": 1}}, "of 3 GPUs a node, 1 would lie idle"),
+        ({"learner": {"gpus": 4}, "actor": {"gpus": 3}, "scoring": {"gpus": 1}}, "of 3 GPUs per node, 1 would be idle"),
         (
             {"learner": {"gpus": 5}, "actor": {"gpus": 2}, "scoring": {"gpus": 1}},
-            r"idle, since learner\.replicas takes 2",
+            r"idle, since learner\.replicas uses GPUs in multiples of 2",
         ),
     ],
 )

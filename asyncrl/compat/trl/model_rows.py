@@ -205,7 +205,9 @@ ROWS: tuple[Row, ...] = (
     used("datasets", "`data.train`", None, "Each data set of the mixture, without `fraction` and `columns`."),
     made("shuffle_dataset", "`data.shuffle`", True, "The same value.", _shuffle),
     made("chat_template_kwargs", "`actor.template_kwargs`", None, "The same keys.", _template),
-    same("max_prompt_length", "data.max_prompt_length", None, "The same value, which only older releases of TRL have."),
+    same(
+        "max_prompt_length", "data.max_prompt_length", None, "The same value. Only older releases of TRL have this key."
+    ),
     none("", "cast_lm_head_to_fp32", "`model.dtype` holds for the whole model, and log-probs are float32."),
     none("", "disable_dropout", "The learner always runs the model without dropout."),
     none("", "remove_unused_columns", "A reward function gets every column of the task."),

@@ -151,8 +151,9 @@ ROWS: tuple[Row, ...] = (
         None,
         "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
         "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`. "
-        "The report names each function without a name. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
-        "which a run refuses. If only a model or an environment gives rewards, the rule is `environment`.",
+        "A function without an importable name, such as a lambda, is left out, and the report lists it. If no function "
+        "is left, `scoring.rule` is `MODULE.FUNCTION`, which a run refuses. If only a model or an "
+        "environment gives rewards, the rule is `environment`.",
         _rules,
     ),
     used("reward_weights", "`scoring.rule`", None, "The `weight` of each function; null means 1."),

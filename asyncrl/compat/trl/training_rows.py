@@ -245,9 +245,7 @@ ROWS: tuple[Row, ...] = (
         _schedule,
     ),
     used("lr_scheduler_kwargs", "`learner.lr_floor`", None, "`min_lr_rate`, or `min_lr` divided by `learning_rate`."),
-    made(
-        "warmup_steps", "`learner.warmup_steps`", 0, "The same number, or below 1 the same share of all steps.", _warmup
-    ),
+    made("warmup_steps", "`learner.warmup_steps`", 0, "The same number. Below 1 it is a share of all steps.", _warmup),
     used("warmup_ratio", "`learner.warmup_steps`", None, "A share of all steps; an older key."),
     made("torch_compile", "`model.compile`", False, "True is copied; false leaves asyncrl's default.", _compile),
     same("temperature", "actor.temperature", 1.0),

@@ -101,7 +101,8 @@ def _answer(judges: _Judges, pad: int, messages: Sequence[Message], error_logger
 
 
 def as_batch(trajectories: Sequence[Trajectory], tasks: Sequence[Task], pad: int, evaluation: bool) -> DataProto:
-    """A batch with one row for each trajectory, in order: its last branch, which contains the answer."""
+    """A batch with one row for each trajectory, in order. The row is the trajectory's last branch, which contains the
+    answer."""
     data = from_trajectories(trajectories, pad, tasks={task.id: task for task in tasks})
     last = {name: row for row, name in enumerate(data.non_tensor_batch["trajectory_id"])}
     batch = data if len(last) == len(data) else data.select_idxs(list(last.values()))

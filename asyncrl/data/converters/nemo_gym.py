@@ -1,7 +1,7 @@
 """Makes tasks from files of NeMo Gym. A line has a request of OpenAI's Responses API and data for the resources server.
 
-A task keeps its whole line, and an episode sends this line to the server. The task's messages are only for people: they
-are the texts of the request.
+A task keeps its whole line, and an episode sends this line to the server. The task's messages are the texts of the
+request. They are only for people who look at the task.
 """
 
 from __future__ import annotations

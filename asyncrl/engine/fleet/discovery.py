@@ -44,7 +44,8 @@ def in_file(path: Path) -> Discovery:
 
 
 def behind_router(url: str) -> Discovery:
-    """Discover the workers of an SGLang router. Requests go to them directly, since each server has its own version.
+    """Discover the workers of an SGLang router. Requests go to them directly, since each has its own version of the
+    weights.
 
     Two answers in a row must agree, and an empty list does not count: a router that has just started adds its workers
     one after another, once it has reached them.

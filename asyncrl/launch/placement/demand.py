@@ -56,7 +56,7 @@ def wishes_of(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, W
         ranks, learner = cluster.learner_ranks, demand.learner
         together = learner.replicas * learner.pass_ranks
         if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
-            ranks = 1  # Servers that the run does not start may be on all other GPUs.
+            ranks = 1  # Servers that the run does not start may use all other GPUs.
         unit = together // gcd(together, node.count) if ranks is None else 1
         counts = {"learner.context_ranks": learner.context_ranks, "learner.tensor_ranks": learner.tensor_ranks}
         key = next((key for key, count in counts.items() if count > 1), "learner.replicas")
@@ -95,7 +95,7 @@ def check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
     if without and not node.gpus:
         lines = (
             f"{pool} has no GPU for the {ROLE_WORDS[role]}, and other hosts or pools have some; name one of these in "
-            f"cluster.roles{f', or {keys[role]} to have it on the CPU' if role in keys else ''}"
+            f"cluster.roles{f', or {keys[role]} to run on the CPU' if role in keys else ''}"
             for role in without
         )
         raise ConfigError("\n".join(lines))
@@ -103,8 +103,8 @@ def check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
     for wish in wishes.values() if len(wishes) == 1 else ():
         if named and named > wish.unit and wish.count is None and named % wish.unit:
             raise ConfigError(
-                f"{pool}: of {named} GPUs a node, {named % wish.unit} would lie idle, since {wish.key} takes "
-                f"{wish.unit} at once; name a multiple of {wish.unit}"
+                f"{pool}: of {named} GPUs per node, {named % wish.unit} would be idle, since {wish.key} uses GPUs in "
+                f"multiples of {wish.unit}; name such a multiple"
             )
 
 

@@ -1,5 +1,5 @@
-"""Plays and scores one episode before anything starts, so that code of the user's own that always fails is refused with
-its file and line.
+"""Plays and scores one episode before anything starts. It finds code of the user's own that always fails: the start is
+then refused with the file and line of this code.
 
 It tries tools, environments, simulated users, rules, `scoring.steps`, small models and reward managers. Asyncrl's own
 parts are not tried.
@@ -40,8 +40,8 @@ FOUND = "an episode that was played before the start found this"
 def check_episodes(
     actor: ActorConfig, scoring: ScoringConfig, files: Sequence[TaskFile], trial: TrialProcess, judges: ManagerTrial
 ) -> None:
-    """Play and score the first task of each data source, environment and simulated user. No task begins after about
-    TRIAL_S.
+    """Play and score the first task of each data source, environment and simulated user. After about TRIAL_S, no
+    further task begins.
 
     Raises ConfigError: the user's own code fails; StoppedError.
     """
@@ -88,8 +88,8 @@ class _Silence:
         self._gave: set[str] = set()
 
     def add(self, place: str, rules: Mapping[str, str], gave: Collection[str]) -> None:
-        """Add an episode of the row `place`, scored by `rules`: dotted paths by name. The rules `gave` gave a
-        number."""
+        """Add an episode of the row `place`, scored by `rules`: dotted paths by name. `gave` has the names of the
+        rules that returned a number."""
         for name, path in rules.items():
             self._first.setdefault(path, place)
             if name in gave:
@@ -167,8 +167,8 @@ def _judge(episode: _Episode, what: str, score: Callable[..., Any]) -> set[str] 
 
 
 def _doubt(right: tuple[str, float | str], *others: tuple[str, float | str]) -> str:
-    """A sentence if the ground truth has no higher reward than another answer. Each answer has its reward, or the
-    reason of a failure."""
+    """Return a sentence if another answer has the reward of the ground truth or a higher one, else an empty text. Each
+    argument is an answer with its reward, or with the reason why its scoring failed."""
     truth, reward = right
     for text, other in others:
         if isinstance(reward, str) or isinstance(other, str) or reward > other:
@@ -188,7 +188,8 @@ def _shown(text: str) -> str:
 
 
 class ManagerTrial:
-    """Has the reward managers judge a group, in the process that scorers use for them. `close` ends the process."""
+    """Lets the reward managers judge a group. They run in a process of their own, as they do for scorers. `close` ends
+    the process."""
 
     def __init__(self, scoring: ScoringConfig, policy: ModelConfig, stop: threading.Event | None) -> None:
         limit_s = min(scoring.manager.timeout_s, TRIAL_S)

@@ -1,4 +1,4 @@
-"""The Ray actors of a run: one for each role, and one for each part of a node that a pool reserves.
+"""The Ray actors of a run. Each role has one, and so has each part of a node that a pool reserves.
 
 `launcher.py` makes actors of these classes. Each actor has its own process, so it may change the working directory.
 """
@@ -35,8 +35,8 @@ class OnNode:
     """An actor that answers questions about its node. Paths are relative to `folder`, where the run was started."""
 
     def __init__(self, folder: str) -> None:
-        # If the node does not have the folder, the actor stays in the working directory that Ray has chosen. It has a
-        # copy of the folder's files if Ray's runtime environment names the folder as its `working_dir`.
+        # If the node does not have the folder, the actor stays in the working directory that Ray has chosen. Ray
+        # copies the folder's files there if the runtime environment names the folder as its `working_dir`.
         with suppress(FileNotFoundError):
             os.chdir(folder)
 

@@ -33,7 +33,7 @@ FOLLOWS = (
     "`asyncrl inspect status` are the same command."
 )
 Add = Callable[..., ArgumentParser]
-"""Adds a subcommand: its name, function and meaning, then the parsers of its shared options."""
+"""Adds a subcommand. The arguments are its name, its function, its help text, and the parsers of its shared options."""
 LETTERS = " --json prints each attempt instead, and with --limit only the N newest ones."
 
 

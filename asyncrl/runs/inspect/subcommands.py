@@ -117,7 +117,7 @@ def list_rows(arguments: Namespace) -> int:
             limit=arguments.limit or None,
         )
     more = f"the first {len(rows)}; --limit N shows more, --limit 0 all" if len(rows) == arguments.limit else ""
-    table = episode_table(rows) if rows else "no episodes fit"
+    table = episode_table(rows) if rows else "no episodes match"
     lines = Group(table, *([Text(more, "dim")] if more else []))
     return _print(arguments, [asdict(row) for row in rows], lambda: lines, _wide_console())
 
@@ -205,7 +205,7 @@ def export(arguments: Namespace) -> int:
 
 
 def import_back(arguments: Namespace) -> int:
-    """Make a store of an exported run."""
+    """Make a store from an exported run."""
     from asyncrl.runs.inspect.importing import count_rows, import_run
 
     with long_work("importing", count_rows(arguments.source), "episodes", say=print_line) as progress:

@@ -119,7 +119,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
 
 
 def environment_rows(host: Environment) -> list[tuple[str, str]]:
-    """The facts of a host for people. Unknown facts are left out."""
+    """The facts of a host as readable text. Unknown facts are left out."""
     packages = ", ".join(f"{name} {version}" for name, version in (host.packages or {}).items())
     rows = [
         ("host", host.host),

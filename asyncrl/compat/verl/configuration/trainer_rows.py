@@ -198,6 +198,6 @@ ROWS = (
     Row(
         ("hydra.*", "defaults", "model_engine", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout"),
         "",
-        "Only verl's own program needs these keys. The keys of all its engines are read.",
+        "Only verl's own program needs these keys. The keys of all engines of verl are read.",
     ),
 )
