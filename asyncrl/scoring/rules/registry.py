@@ -128,14 +128,16 @@ def load_rules(
 
 
 def rule_names(config: ScoringConfig, data_source: str) -> str:
-    """The names of the rules of a data source, as written in the configuration."""
+    """The names of the rules of a data source, as written in the configuration; empty if it has none."""
     value = config.rules.get(data_source, config.rule)
-    return (
-        value if isinstance(value, str) else ",".join(each if isinstance(each, str) else each["name"] for each in value)
-    )
+    if value is None or isinstance(value, str):
+        return value or ""
+    return ",".join(each if isinstance(each, str) else each["name"] for each in value)
 
 
 def _read(value: Any, key: str, tokenizer: LoadTokenizer | None, sandbox: Sandbox) -> list[WeightedRule]:
+    if value is None:
+        return []
     if not isinstance(value, str | list) or not value:
         raise ConfigError(f"{key}={value!r}: give the name of a rule, or a list such as [{{name: gsm8k, weight: 1.0}}]")
     entries = [value] if isinstance(value, str) else value
