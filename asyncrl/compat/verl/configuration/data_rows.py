@@ -172,7 +172,7 @@ ROWS = (
     ),
     none(
         "data",
-        "video_key audio_key image_patch_size mm_processor_kwargs",
+        "video_key audio_key image_patch_size mm_processor_kwargs.*",
         "The model's own processor reads images. Videos and sounds are not supported (docs/models.md).",
     ),
     none("data.sampler", "class_path class_name", "Use `data.weights` or `data.band`."),

@@ -22,9 +22,14 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
     "actor_rollout_ref.actor.clip_ratio_low": (0.2,),
     "actor_rollout_ref.actor.clip_ratio_high": (0.2,),
     "actor_rollout_ref.actor.optim.clip_grad": (1.0,),
+    "actor_rollout_ref.actor.optim.optimizer": ("adam", "adamw"),
+    "actor_rollout_ref.actor.optim.name": ("AdamW",),
+    "actor_rollout_ref.actor.optim.lr_decay_style": ("constant",),
+    **{f"actor_rollout_ref.actor.{engine}.dtype": ("bfloat16",) for engine in ("megatron", "torchtitan")},
+    **{f"actor_rollout_ref.actor.{engine}.router_replay.mode": ("disabled",) for engine in ("megatron", "veomni")},
     "reward.reward_manager.name": ("dapo",),
 }
-"""Further values that need no line although they change nothing."""
+"""Further values that need no line although they change nothing: mostly verl's defaults for its other engines."""
 _VERL = Table(TABLE, row_of, "verl", "verl 0.9's ppo_trainer.yaml")
 
 
