@@ -53,6 +53,7 @@ def test_without_a_reward_a_run_is_refused_and_does_not_use_the_default_rule(tmp
         load_rules(ScoringConfig(rule=result.settings["scoring.rule"]))
 
 
+@pytest.mark.slow
 def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out() -> None:
     rules: list[tuple[dict[str, Any], str | None]] = [
         ({"reward_funcs": "org/reward-model"}, None),
@@ -97,6 +98,7 @@ def test_the_rewards_of_an_environment_get_a_weight_only_if_it_may_give_some(
     assert settings.get("scoring.shaping.environment_weight") == (1.0 if place == "elsewhere" else weight)
 
 
+@pytest.mark.slow
 def test_a_script_without_tools_gets_no_calculator(tmp_path: Path) -> None:
     config, report = loaded("grpo_gsm8k.py", tmp_path)
     assert config.actor.tools == []
