@@ -120,8 +120,8 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
 
 
 def _without_rules(scoring: ScoringConfig) -> Iterator[str]:
-    """An error line for each rule that is null although its episodes need one, and for each bonus and penalty that only
-    the score of a rule or a manager can give."""
+    """An error line for each rule that is null although its episodes need one. Also one for each bonus and penalty that
+    needs the score of a rule or a manager."""
     for source in ("", *scoring.rules, *scoring.needs):
         key = "scoring.rules" if source in scoring.rules else "scoring.rule"
         of_source = f" of the data source {source}" if source else ""
@@ -169,7 +169,7 @@ def _weightless(scoring: ScoringConfig) -> Iterator[str]:
         GROUP_KIND: shaping.outcome_weight or shaping.prm_acc_bonus_weight,
     }
     for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
-        if not shaping.environment_weight and not any(counts[kind] for kind in kinds):
+        if kinds and not shaping.environment_weight and not any(counts[kind] for kind in kinds):
             yield (
                 f"scoring.shaping.outcome_weight: no kind of score of {source} ({', '.join(kinds)}) has a weight in "
                 "the reward; set a weight, or use prm_aggregation=per_step and an algorithm that reads the steps"

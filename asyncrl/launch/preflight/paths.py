@@ -26,11 +26,13 @@ def check_paths(
     scoring: ScoringConfig,
     stop: threading.Event | None = None,
 ) -> None:
-    """Raises DataError or ConfigError, with a line for each path that does not exist; StoppedError: `stop` was set."""
+    """Raises DataError or ConfigError, with a line for each path and each built-in rule that does not exist;
+    StoppedError: `stop` was set."""
     files = missing_data(data, algorithm.sft.path)
     lines = [*files.values()]
     if not is_url(model.path) and (reason := missing_folder(model.path)):
         lines.append(f"model.path={model.path}: {reason}")
+    lines += _unknown_rules(scoring)
     lines += refused_imports(named_code(data, algorithm, actor, scoring), stop)
     if lines:
         raise (DataError if len(lines) == len(files) else ConfigError)("\n".join(lines))
@@ -78,14 +80,29 @@ def _of_user(setting: str, name: str, entry: Any) -> Iterator[NamedCode]:
         yield NamedCode(f"{setting}: class_name={inner}", inner, loads, ({name: entry},))
 
 
-def _of_scoring(scoring: ScoringConfig) -> Iterator[NamedCode]:
+def _of_rules(scoring: ScoringConfig) -> Iterator[NamedCode]:
     for key, value in (("scoring.rule", scoring.rule), *((f"scoring.rules.{k}", v) for k, v in scoring.rules.items())):
         for name in _names(value):
             yield NamedCode(f"{key}={name}", name)
+
+
+def _of_scoring(scoring: ScoringConfig) -> Iterator[NamedCode]:
+    yield from _of_rules(scoring)
     if scoring.steps is not None:
         yield NamedCode(f"scoring.steps={scoring.steps}", scoring.steps)
     yield NamedCode(f"scoring.prm.family={scoring.prm.family}", scoring.prm.family)
     yield NamedCode(f"scoring.outcome_model.family={scoring.outcome_model.family}", scoring.outcome_model.family)
+
+
+def _unknown_rules(scoring: ScoringConfig) -> Iterator[str]:
+    """A line for each name that is neither a built-in rule nor a path."""
+    from asyncrl.scoring.rules.registry import refuse_unknown
+
+    for code in _of_rules(scoring):
+        try:
+            refuse_unknown(code.path, code.setting)
+        except ConfigError as error:
+            yield str(error)
 
 
 def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[NamedCode]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from asyncrl.config.imports import imported
+from asyncrl.config.keys import did_you_mean
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import short_name
 from asyncrl.errors import ConfigError, ScoringError
@@ -176,12 +177,17 @@ def _found(name: str, setting: str, sandbox: Sandbox) -> Any:
         if hasattr(module, "prepare"):
             module.prepare(sandbox)
         return getattr(module, name)
-    if "." not in name:
+    refuse_unknown(name, setting)
+    return imported(name, setting)
+
+
+def refuse_unknown(name: str, setting: str) -> None:
+    """Raises ConfigError: `name`, as `setting` gives it, is neither a built-in rule nor a path. Nothing is imported."""
+    if name not in BUILT_IN and "." not in name:
         raise ConfigError(
             f"{setting}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
-            "my_package.rewards.score, or FILE.py:NAME"
+            f"my_package.rewards.score, or FILE.py:NAME{did_you_mean(name, BUILT_IN)}"
         )
-    return imported(name, setting)
 
 
 def _adapt(

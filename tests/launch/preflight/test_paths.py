@@ -32,6 +32,18 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     return config
 
 
+def test_a_misspelt_rule_is_told_together_with_paths_that_do_not_exist(config: TrainConfig):
+    config.data.train, config.scoring.rule = ["trian.jsonl"], "exact_numbr"
+    config.scoring.rules = {"s": [{"name": "gsm8"}], "t": None}
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    file, rule, of_source = str(refused.value).splitlines()
+    assert "train.jsonl" in file
+    assert rule.startswith("scoring.rule=exact_numbr: use one of code, ")
+    assert rule.endswith("did you mean exact_number?")
+    assert of_source.startswith("scoring.rules.s=gsm8: ")
+
+
 def test_each_path_that_does_not_exist_has_a_line_with_the_path_that_was_meant(config: TrainConfig):
     config.scoring.rule = "paths_rewards.score"
     check(config)

@@ -1,7 +1,7 @@
 """Translates the keys of verl's asynchronous trainers, and tells how their steps and versions count.
 
-These trainers are `fully_async_policy` (section `async_training`), `one_step_off_policy` (section `rollout`, without the
-first), and the modes of `trainer.v1`.
+These trainers are `fully_async_policy` (section `async_training`), `one_step_off_policy` (section `rollout` alone), and
+the modes of `trainer.v1`.
 """
 
 from __future__ import annotations
@@ -115,10 +115,7 @@ ROWS = (
         "This number of prompts, divided by the prompts of a step, and rounded down to whole versions. null becomes "
         "`learner.epochs`.",
     ),
-    *(
-        alias(f"{ROLLOUT}.{name}", f"actor_rollout_ref.rollout.{name}")
-        for name in ("nnodes", "n_gpus_per_node")
-    ),
+    *(alias(f"{ROLLOUT}.{name}", f"actor_rollout_ref.rollout.{name}") for name in ("nnodes", "n_gpus_per_node")),
     none(ROLLOUT, "n", "verl reads `actor_rollout_ref.rollout.n`."),
     Row(
         (f"{ASYNC}.*",),

@@ -13,6 +13,7 @@ TRAIN = "data.train_files"
 EVAL = "data.val_files"
 GENERATED = "data.gen_batch_size"
 PROMPT = "data.max_prompt_length"
+TEMPLATE = "data.apply_chat_template_kwargs"
 RESPONSE = "data.max_response_length"
 FILTER = "algorithm.filter_groups"
 MEMBERS = "actor_rollout_ref.rollout.n"
@@ -96,6 +97,10 @@ def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
         yield from wrong_object("data.custom_cls.path", path, "data.custom_cls.name", name)
 
 
+def _template(source: VerlConfig) -> Iterator[Setting | str]:
+    yield "actor.template_kwargs", source.below(TEMPLATE)
+
+
 ROWS = (
     _files(TRAIN, "data.train"),
     _files(EVAL, "data.eval"),
@@ -156,7 +161,12 @@ ROWS = (
         False,
         "True if this or `model.trust_remote_code` is true.",
     ),
-    same("data.apply_chat_template_kwargs", "actor.template_kwargs", {}),
+    Row(
+        (f"{TEMPLATE}.*",),
+        "`actor.template_kwargs`",
+        "The same values.",
+        _template,
+    ),
     none(
         "data",
         "train_max_samples val_max_samples",

@@ -106,7 +106,7 @@ def _kl(source: VerlConfig) -> Iterator[Setting | str]:
         return
     if str(form).removesuffix("+") not in KL_FORMS:
         key = f"{ACTOR}.kl_loss_type" if in_loss else "algorithm.kl_penalty"
-        yield f"{key}={form}: asyncrl has no KL of this form; choose one of {', '.join(dict.fromkeys(KL_FORMS.values()))}"
+        yield f"{key}={form}: asyncrl has no KL of this form; use one of {', '.join(dict.fromkeys(KL_FORMS.values()))}"
 
 
 def _form(given: Any) -> str:

@@ -302,8 +302,8 @@ ROWS = (
         f"{MODEL}.enable",
         "`scoring.outcome_model.path`, `scoring.rule`",
         False,
-        "True: the sequence classifier at `model_path` scores whole episodes, and alone: `scoring.rule` is null. With a "
-        "function of yours (`custom_reward_function`), the function alone judges.",
+        "True: the sequence classifier at `model_path` alone judges, and `scoring.rule` is null. If you name a "
+        "function (`custom_reward_function`), the function alone judges.",
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),

@@ -9,7 +9,15 @@ from typing import Any
 from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import router_replay_of
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
-from asyncrl.compat.verl.configuration.loop_settings import AGENT, LOOP, ROLLOUT, TOOL_LOOP, TURNS, loop_options, wrong_loops
+from asyncrl.compat.verl.configuration.loop_settings import (
+    AGENT,
+    LOOP,
+    ROLLOUT,
+    TOOL_LOOP,
+    TURNS,
+    loop_options,
+    wrong_loops,
+)
 from asyncrl.compat.verl.configuration.named_files import missing_file
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.tool_rows import tool_settings
@@ -136,8 +144,8 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
         for name in ("tool_config_path", "function_tool_path"):
             if path := source[f"{TURNS}.{name}"]:
                 yield (
-                    f"{TURNS}.{name}={path}: left out, because episodes of {source[LOOP]} have no tools; if the rows name "
-                    f"{TOOL_LOOP} in their column agent_name, set {TURNS}.enable=true"
+                    f"{TURNS}.{name}={path}: left out, because episodes of {source[LOOP]} have no tools; if the rows "
+                    f"name {TOOL_LOOP} in their column agent_name, set {TURNS}.enable=true"
                 )
         return
     turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"] or source[f"{TURNS}.max_user_turns"]

@@ -44,7 +44,8 @@ def merged(below: Section, above: Section) -> Section:
     whole = copy.deepcopy(below)
     for key, value in above.items():
         inner = whole.get(key)
-        whole[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else copy.deepcopy(value)
+        are_sections = isinstance(inner, dict) and isinstance(value, dict)
+        whole[key] = merged(inner, value) if are_sections else copy.deepcopy(value)
     return whole
 
 

@@ -141,8 +141,8 @@ def read_noting(
 
 
 def _read_if_there(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, list[str]]:
-    """As `_read_named`, but a file that does not exist is only a line: a script may be translated on a machine that
-    lacks its files."""
+    """The file that a script names. If it does not exist, it is only a line: a script may be translated on a machine
+    that lacks its files."""
     try:
         return _read_named(named, bases)
     except ConfigError as error:
