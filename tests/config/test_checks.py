@@ -129,7 +129,7 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"scoring.rule": None}, r"scoring\.rule=null: nothing scores the episodes; name a rule, a manager or a model"),
         (
             {"scoring.rules": {"a": None}, "scoring.needs": {"a": ["rules"]}},
-            "source a need rules, but the rule is null",
+            "source a need rules, but the rule is n",
         ),
         ({**BY_MODEL, "scoring.shaping.prm_acc_bonus_weight": 0.5}, "only a rule or a manager says if an answer is r"),
         ({**BY_MODEL, "scoring.shadow": True}, "no score would be left to train on; name a rule"),

@@ -12,14 +12,13 @@ from typing import Any
 from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, in_file, made, none, part, used
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
 from asyncrl.compat.verl.configuration.correction_rows import (
-    FILTER,
     OF_FUNCTION,
     OF_GROUPS,
     has_own_manager,
     judged_by_manager,
     judged_by_model,
 )
-from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
+from asyncrl.compat.verl.configuration.data_rows import FILTER, PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.named_files import wrong_object
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults
