@@ -44,8 +44,10 @@ def merged(below: Section, above: Section) -> Section:
     whole = copy.deepcopy(below)
     for key, value in above.items():
         inner = whole.get(key)
-        are_sections = isinstance(inner, dict) and isinstance(value, dict)
-        whole[key] = merged(inner, value) if are_sections else copy.deepcopy(value)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            whole[key] = merged(inner, value)
+        else:
+            whole[key] = copy.deepcopy(value)
     return whole
 
 

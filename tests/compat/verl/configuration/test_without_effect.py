@@ -70,7 +70,7 @@ def silent(defaults: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", [{}, USUAL], ids=["plain", "usual"])
+@pytest.mark.parametrize("base", [{}, pytest.param(USUAL, marks=pytest.mark.heavy)], ids=["plain", "usual"])
 def test_a_key_of_the_table_is_never_without_effect_and_word(base: Mapping[str, Any]) -> None:
     defaults = {key: value for row in TABLE for key, value in row.defaults.items() if key not in base}
     assert silent(defaults, base) == []
