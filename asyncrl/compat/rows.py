@@ -84,6 +84,12 @@ def dotted(path: str, name: str) -> str:
     return ".".join([*parts, name])
 
 
+def in_file(path: str, name: str) -> str:
+    """The path of the object `name` of a file, as FILE.py:NAME; of a module, it is dotted."""
+    file = path.removeprefix("file://")
+    return f"{at_home(file)}:{name}" if file.endswith(".py") else dotted(path, name)
+
+
 def at_home(path: str) -> str:
     """The path with `~` replaced by the home folder."""
     return str(Path(path).expanduser()) if path.startswith("~") else path

@@ -13,10 +13,13 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from asyncrl.config import other_words
 from asyncrl.config.files import GROUPS
-from asyncrl.config.keys import MISSPELT, OPTIONS, SECTIONS, did_you_mean, option_of
+from asyncrl.config.keys import MISSPELT, OPTIONS, SECTIONS, did_you_mean, option_of, sections
 from asyncrl.config.option import Option
-from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.config.schema import LoraConfig, PartConfig, TrainConfig
 from asyncrl.config.secrets import shown
+
+ADAPTERS = tuple(prefix.rstrip(".") for prefix, section in sections(TrainConfig()) if isinstance(section, LoraConfig))
+"""The sections of adapters."""
 
 
 @cache
@@ -35,6 +38,9 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
     if isinstance(value, dict) and (key in SECTIONS or not key):
         inner = [set_value(config, f"{key}.{name}".lstrip("."), each) for name, each in value.items()]
         return {each: line for lines in inner for each, line in lines.items()}
+    if _without_adapters(key, value):
+        OmegaConf.update(config, key.removesuffix(".rank"), LoraConfig(), merge=False)
+        return {}
     said, option = shown(key, value), option_of(key)
     if key in SECTIONS and key not in OPTIONS:
         first = next(each for each in OPTIONS if each.startswith(f"{key}."))
@@ -49,6 +55,11 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
     except OmegaConfBaseException:
         return {key: f"{said}: it must be {option.allowed}"}
     return {}
+
+
+def _without_adapters(key: str, value: Any) -> bool:
+    """True for `lora=null` and `lora.rank=0` of a model, which also undo the other values of its adapters."""
+    return value is None if key in ADAPTERS else key.removesuffix(".rank") in ADAPTERS and value == 0
 
 
 def _hint(key: str, value: Any) -> str:

@@ -12,10 +12,11 @@ READ_STEPS = ("grpo_turns", "prime", "process_grpo", "pure")
 """The advantages that always read step scores."""
 
 
-def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> dict[str, str]:
+def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig, compared: str = "") -> dict[str, str]:
     """Map the name of each score that changes nothing to the ways to use it or to do without it. The score
-    `environment` comes from tools, environments and simulated users, and not every run has it."""
-    read = set(_texts(asdict(algorithm)))
+    `environment` comes from tools, environments and simulated users, and not every run has it. The filter of groups
+    reads the score `compared`."""
+    read = {*_texts(asdict(algorithm)), compared}
     if any("." in text for text in read):
         # A part of the algorithm that the user has written may read any score.
         return {}

@@ -231,7 +231,7 @@ class Labelling:
             _check_steps(tx, labels)
             group = GroupRecord.of(tx, record.group)
             is_last = record.scored + record.leased == len(self._units.needs(record))
-            if group.training and is_last and (unmet := label_needs(tx).unmet(labels)):
+            if group.training and is_last and (unmet := self._unmet(tx, labels)):
                 raise RefusedError(f"{name} cannot be trained: {unmet}")
         self._scorers.worked(worker)
         tx.afterwards(self._backoff.succeeded, SCORINGS)
@@ -291,7 +291,7 @@ class Labelling:
         if max(outcomes) > 1 and not tx.get("meta", ABOVE_1, bool):
             tx.put("meta", ABOVE_1, True)
             tx.afterwards(self._filter_limit.exceeded)
-        reason = self._settings.filters.reason(members)
+        reason = self._settings.filters.reason(members, self._named_scores(tx, group.ids(name)))
         if reason is not None:
             tx.afterwards(self._filter_limit.refused, reason, outcomes)
             tx.add(f"filtered/{reason}")
@@ -301,6 +301,21 @@ class Labelling:
         spread = float(np.std([member.reward for member in members]))
         self._stages.begin(tx, Stage.READY, name)
         tx.append("ready", ReadyGroup(name, min(member.oldest for member in played), spread))
+
+    def _unmet(self, tx: Transaction, labels: Labels) -> str:
+        """The reason why an episode with these labels cannot be trained; empty if it can."""
+        return label_needs(tx).unmet(labels) or self._settings.filters.unmet(labels)
+
+    def _named_scores(self, tx: Transaction, ids: Sequence[str]) -> list[float]:
+        """The score in each member's labels that the filters compare. Empty if they compare none, or a label lacks
+        it."""
+        name = self._settings.filters.named
+        if name is None:
+            return []
+        stored = (tx.present(tx.get_bytes("labels", each), "labels", each) for each in ids)
+        scores = [read_labels(decode(split(each))).extra.get(name) for each in stored]
+        known = [score for score in scores if score is not None]
+        return known if len(known) == len(scores) else []
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:
         """Handle a failed scoring of a trajectory, or of the group with which it was leased. The unit is tried again.

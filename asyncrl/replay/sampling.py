@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from asyncrl.replay.records import ReadyGroup, TrajectoryRecord
+from asyncrl.types import Labels
 
 MIN_PRIORITY = 1e-3
 ZERO_VARIANCE = 1e-6
@@ -26,7 +27,7 @@ class Filters:
     apply.
 
     - `zero_variance`: refuse a group whose members all have the same score
-    - `score`: the score that `zero_variance` compares, "reward" or "outcome"
+    - `score`: the score that `zero_variance` compares: "reward", "outcome", or the name of a score in the labels
     - `min_reward`, `max_reward`: the limits on the mean reward of a group, without its demonstration
     - `max_tokens`: the maximum number of tokens in each member
     """
@@ -37,11 +38,26 @@ class Filters:
     max_reward: float | None = None
     max_tokens: int | None = None
 
-    def reason(self, members: Sequence[TrajectoryRecord]) -> str | None:
-        """The reason why the group is refused. `None` if it is accepted."""
-        scores = [getattr(member, self.score) for member in members]
+    @property
+    def named(self) -> str | None:
+        """The score in the labels that is compared. None: the records have the compared score, or none is."""
+        return None if not self.zero_variance or self.score in ("reward", "outcome") else self.score
+
+    def unmet(self, labels: Labels) -> str:
+        """The reason why a group with these labels could not be compared; empty if it can."""
+        if self.named is None or self.named in labels.extra:
+            return ""
+        return f"replay.filter.score={self.named}: the labels have only {sorted(labels.extra)!r:.500}"
+
+    def reason(self, members: Sequence[TrajectoryRecord], named: Sequence[float] = ()) -> str | None:
+        """The reason why the group is refused. `None` if it is accepted.
+
+        `named` has the members' scores `named`. It is empty if a label lacks that score, since the label is older than
+        this filter: then the scores are not compared.
+        """
+        scores = [getattr(member, self.score) for member in members] if self.named is None else named
         mean = fmean(member.reward for member in members if not member.is_demonstration)
-        if self.zero_variance and max(scores) - min(scores) < ZERO_VARIANCE:
+        if self.zero_variance and scores and max(scores) - min(scores) < ZERO_VARIANCE:
             return "zero_variance"
         if self.min_reward is not None and mean < self.min_reward:
             return "reward_low"

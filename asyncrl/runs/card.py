@@ -36,6 +36,14 @@ SETTINGS = (
     *("learner.optimizer", "learner.lr", "learner.schedule", "learner.warmup_steps", "learner.max_grad_norm"),
     *("model.dtype", "actor.temperature", "actor.max_tokens", "replay.max_lag", "run.seed"),
 )
+VERL = "verl"
+"""The value of `actor.agent` with which agent loops of verl play."""
+FUNCTIONS = "function_tool_path"
+BRING_TOOLS = (
+    *("actor.agent", "actor.agent_command", "actor.agent_sessions"),
+    *("actor.environment", "actor.environments"),
+)
+"""Options whose agents or environments have tools of their own."""
 _SEAL = re.compile(r"\n<!-- asyncrl wrote this card \(([0-9a-f]{16})\).*?-->\n\Z", re.S)
 
 log = logging.getLogger(__name__)
@@ -152,7 +160,7 @@ def _front(model: TrainedModel) -> dict[str, Any]:
     if datasets:
         front["datasets"] = datasets
     tags = ["reinforcement-learning", "asyncrl", str(model.values["algorithm.advantage.name"])]
-    return {**front, "tags": [*tags, "tool-use"] if model.values["actor.tools"] else tags}
+    return {**front, "tags": [*tags, "tool-use"] if _tools(model) else tags}
 
 
 def _introduction(model: TrainedModel) -> Iterator[str]:
@@ -165,8 +173,10 @@ def _introduction(model: TrainedModel) -> Iterator[str]:
         f"A policy that [asyncrl](https://github.com/asyncrl/asyncrl) {_version(model)} trained by reinforcement "
         f"learning. It began as {origin}, and was trained on the tasks in {data}.\n"
     )
-    if tools := model.values["actor.tools"]:
-        yield f"During training it could call these tools: {', '.join(f'`{_plain(_part(each))}`' for each in tools)}.\n"
+    if tools := _tools(model):
+        yield f"During training it could call these tools: {', '.join(f'`{_plain(each)}`' for each in tools)}.\n"
+    if loops := _loops(model):
+        yield f"Agent loops written for verl played its episodes: {', '.join(f'`{_plain(each)}`' for each in loops)}.\n"
 
 
 def _numbers(model: TrainedModel) -> Iterator[str]:
@@ -211,7 +221,7 @@ def _loading(model: TrainedModel) -> Iterator[str]:
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :]))\n'
         "```\n"
     )
-    if model.values["actor.tools"]:
+    if _tools(model):
         yield (
             "This prints one message of the model, and runs no tools. Your program has to run the calls of tools in "
             "the message, and to append their results to `messages`.\n"
@@ -255,7 +265,7 @@ def _limits(model: TrainedModel) -> Iterator[str]:
         yield "- Nothing was measured on held-out tasks. The training batches say little about new tasks."
     yield "- The model was trained to get a high reward. It may have learned to use faults of the reward."
     yield "- Abilities that were not trained may be worse than those of the base model. Safety was not examined."
-    if model.values["actor.tools"]:
+    if _tools(model):
         yield "- It writes calls of tools. Run them with few rights, in a sandbox."
 
 
@@ -299,8 +309,28 @@ def _last(path: str) -> str:
     return path if path.startswith(("hf://", "hub:")) else Path(path).name
 
 
-def _part(value: Any) -> str:
-    return str(value["name"]) if isinstance(value, Mapping) and "name" in value else str(value)
+def _tools(model: TrainedModel) -> list[str]:
+    """The tools that the policy could call. A file of tools is named instead of its tools. Agents and environments
+    bring their own, which the configuration does not list."""
+    values = model.values
+    if values["actor.agent"] == VERL:
+        turns: Any = values["actor.agent_options"]
+        for name in ("config", "actor_rollout_ref", "rollout", "multi_turn"):
+            turns = turns.get(name) or {}
+        return [_last(str(turns[name])) for name in ("tool_config_path", FUNCTIONS) if turns.get(name)]
+    if any(values[key] for key in BRING_TOOLS):
+        return []
+    classes = (each.get("class_name") or _last(str(each[FUNCTIONS])) for each in values["actor.verl_tools"])
+    return [*map(str, values["actor.tools"]), *map(str, classes), *map(str, values["actor.mcp_servers"])]
+
+
+def _loops(model: TrainedModel) -> list[str]:
+    """The agent loops of verl that played the episodes, or the file that lists them."""
+    if model.values["actor.agent"] != VERL:
+        return []
+    options = model.values["actor.agent_options"]
+    listed = options.get("agent_loop_config_path")
+    return [str(options.get("default_agent_loop", "single_turn_agent")), *([_last(str(listed))] if listed else [])]
 
 
 def _number(value: Any) -> str:

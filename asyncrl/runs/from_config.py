@@ -56,7 +56,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
         keys=config.network.keys,
         model=config.model,
         algorithm=config.algorithm,
-        unread=unread_scores(config.scoring, config.algorithm),
+        unread=unread_scores(config.scoring, config.algorithm, config.replay.filter.score),
         replay=config.replay,
     )
 

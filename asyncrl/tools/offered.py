@@ -10,6 +10,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.tools.environments.classes import class_of, environment_classes
 from asyncrl.tools.mcp.tools import mcp_functions
 from asyncrl.tools.registry import tool_classes
+from asyncrl.tools.toolbox import selected
 from asyncrl.types import Task
 
 Functions = Mapping[str, Mapping[str, Any]]
@@ -37,9 +38,9 @@ class Offer:
     def functions(self, task: Task) -> Functions:
         """The function objects, by name, that the policy may call if the task has no schemas of its own.
 
-        Raises ToolError: the task names an environment that is not on offer.
+        Raises ToolError: the task names an environment or selects a tool that is not on offer.
         """
-        return class_of(self.environments, task).functions if self.environments else self._tools
+        return class_of(self.environments, task).functions if self.environments else selected(self._tools, task)
 
     @property
     def always(self) -> Functions:

@@ -26,7 +26,7 @@ from asyncrl.tools.base import Scored, StateLostError, Tool, ToolRefusal
 from asyncrl.tools.contained import contained
 from asyncrl.tools.finishing import finish
 from asyncrl.tools.results import Content, cut_content, read_content
-from asyncrl.types import LARGEST_FLOAT32, Ticket, ToolCall
+from asyncrl.types import LARGEST_FLOAT32, Task, Ticket, ToolCall
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 CALL_KWARGS = ("execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 """The fields of an entry of a task's `tools_kwargs` for other methods than `create`, as in verl's data."""
+SELECTION = "tool_selection"
+"""The field of a task's `extra_info` with the names of its tools, as in verl's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +141,14 @@ class Toolbox:
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
         if not ticket.task.tools:
-            return self.functions
+            return selected(self.functions, ticket.task)
         schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in ticket.task.tools)}
         if unknown := sorted(set(schemas) - set(self._classes)):
             raise ToolError(
                 f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools, actor.verl_tools or "
                 "actor.mcp_servers"
             )
-        return schemas
+        return selected(schemas, ticket.task)
 
 
 class OpenTools:
@@ -272,6 +274,25 @@ class OpenTools:
                 reason = _reason(error, limit, limit_s)
                 self._error_logger.exception(f"tool {name}: `{what}` failed in attempt {attempt}: {reason}", error)
         raise ToolError(f"tool {name}: `{what}` failed {attempt} times, at last with {reason}")
+
+
+def selected(functions: Mapping[str, Mapping[str, Any]], task: Task) -> dict[str, Mapping[str, Any]]:
+    """The tools that a task selects by its field SELECTION. Without this field, or if it is empty, all `functions`.
+
+    Raises ToolError: it is no list of names, or names a tool that is not on offer.
+    """
+    names = task.extra_info.get(SELECTION)
+    if not names:
+        return dict(functions)
+    setting = f"extra_info.{SELECTION} of task {task.id}"
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        raise ToolError(f"{setting} is {names!r:.100}; it must be a list of names of tools")
+    if unknown := [str(name) for name in names if name not in functions]:
+        raise ToolError(
+            f"{setting} names {', '.join(unknown)}; leave it out there, or add it to actor.tools, actor.verl_tools or "
+            "actor.mcp_servers"
+        )
+    return {name: functions[name] for name in names}
 
 
 def _divided(

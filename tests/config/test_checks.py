@@ -142,6 +142,7 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
             {**FROM_ENVIRONMENT, "replay.filter.zero_variance": True, "replay.filter.score": "outcome"},
             "outcomes are not part of the reward; compare the reward",
         ),
+        ({"replay.filter.score": "rule/none/style"}, "nothing in scoring gives this score; use reward, outcome, rule/"),
         ({"scoring.serve": ["prm"]}, "configured kinds: rules"),
         ({**STEPS, **PRM}, "scoring.steps=my.steps with scoring.prm.path=prm: both give step scores; keep one of them"),
         (

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from asyncrl.config.compose import composed, read
 from asyncrl.config.files import choices
 from asyncrl.config.keys import near_path
-from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.config.schema import LoraConfig, PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 
 
@@ -35,6 +35,19 @@ def refused(words: list[str], folder: Path | None = None) -> list[str]:
     with pytest.raises(ConfigError) as error:
         read(words, folder)
     return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize("word", ["model.lora=null", "model.lora.rank=0", "+model={lora: null}"])
+def test_null_or_rank_0_undoes_the_adapters_of_a_file(tmp_path: Path, word: str) -> None:
+    (tmp_path / "mine.yaml").write_text("model: {lora: {rank: 8, alpha: 32, rslora: true, targets: [q_proj]}}\n")
+    words = ["model.path=m", "data.train=t.parquet", f"experiment={tmp_path / 'mine.yaml'}"]
+    assert read([*words], names_missing_data=False).model.lora.is_used
+    assert read([*words, word], names_missing_data=False).model.lora == LoraConfig()
+    assert read([*words, word, "model.lora.rank=4"], names_missing_data=False).model.lora == LoraConfig(rank=4)
+    with pytest.raises(
+        ConfigError, match=r"there are no adapters; set model.lora.rank, or model.lora=null to undo all"
+    ):
+        read([*words, "model.lora.rank=null"], names_missing_data=False)
 
 
 @pytest.mark.slow

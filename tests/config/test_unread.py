@@ -42,6 +42,7 @@ def test_the_advantages_that_read_the_rewards_of_turns_are_those_that_need_step_
 
 def test_the_advice_names_the_ways_to_use_a_score_or_to_do_without_it() -> None:
     advice = unread_scores(ScoringConfig(rules=RULES), AlgorithmConfig())["rule/form"]
+    assert "rule/form" not in unread_scores(ScoringConfig(rules=RULES), AlgorithmConfig(), compared="rule/form")
     assert advice.startswith(
         "give this rule a weight (scoring.rules.math), name `rule/form` in a part of the algorithm"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,39 @@ def test_groups_are_compared_by_their_outcomes_or_by_their_rewards(
         core.put_labels(Labels(name, reward, outcome, "test"))
     status = core.status()
     assert (status["depth_ready"], status.get("filtered/zero_variance", 0)) == ((1, 0) if kept else (0, 1))
+
+
+@pytest.mark.parametrize(("scores", "kept"), [([0.5, 0.5], False), ([0.5, 1.0], True)])
+def test_groups_may_be_compared_by_any_score_of_the_labels(tmp_path: Path, scores: list[float], kept: bool) -> None:
+    core = Core(tmp_path, make_settings(filters=Filters(zero_variance=True, score="rule/mine/style")))
+    ids = core.deliver(core.tickets(2))
+    core.lease()
+    for name, score in zip(ids, scores, strict=True):
+        core.put_labels(Labels(name, float(score > 0.5), 1.0, "test", extra={"rule/mine/style": score}))
+    status = core.status()
+    assert (status["depth_ready"], status.get("filtered/zero_variance", 0)) == ((1, 0) if kept else (0, 1))
+
+
+def test_labels_without_the_score_that_the_filter_compares_are_refused(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(filters=Filters(zero_variance=True, score="rule/mine/style")))
+    name, _ = core.deliver(core.tickets(2))
+    core.lease()
+    with pytest.raises(
+        RefusedError, match=r"replay.filter.score=rule/mine/style: the labels have only \['rule/mine'\]"
+    ):
+        core.put_labels(Labels(name, 1.0, 1.0, "test", extra={"rule/mine": 1.0}))
+
+
+def test_labels_that_are_older_than_the_filter_let_their_group_through(tmp_path: Path) -> None:
+    labels = [Labels("a", 1.0, 1.0, "test"), Labels("b", 1.0, 1.0, "test")]
+    core = Core(tmp_path, make_settings())
+    ids = core.deliver(core.tickets(2))
+    core.lease()
+    core.put_labels(replace(labels[0], trajectory_id=ids[0]))
+    core.restart(make_settings(filters=Filters(zero_variance=True, score="x")))
+    core.lease()
+    core.put_labels(replace(labels[1], trajectory_id=ids[1], extra={"x": 1.0}))
+    assert core.status()["depth_ready"] == 1
 
 
 def test_oversampling_starts_more_episodes_and_what_is_left_over_is_evicted_by_age(tmp_path: Path) -> None:

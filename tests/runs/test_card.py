@@ -81,6 +81,45 @@ def test_a_card_is_written_anew_unless_somebody_changed_it(tmp_path: Path) -> No
         assert named(text, "owner/name") == text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "shown", "hidden"),
+    [
+        (
+            {
+                "actor.tools": ["calculator"],
+                "actor.verl_tools": [{"class_name": "mine.Vault"}, {"function_tool_path": "/home/me/functions.py"}],
+                "actor.mcp_servers": {"files": {"command": "serve"}},
+            },
+            ["these tools: `calculator`, `mine.Vault`, `functions.py`, `files`"],
+            ["Agent loops", "/home/me"],
+        ),
+        (
+            {
+                "actor.agent": "verl",
+                "actor.agent_options": {
+                    "default_agent_loop": "mine.Loop",
+                    "agent_loop_config_path": "/home/me/loops.yaml",
+                    "config": {"actor_rollout_ref": {"rollout": {"multi_turn": {"tool_config_path": "t/tools.yaml"}}}},
+                },
+            },
+            [
+                "these tools: `tools.yaml`",
+                "Agent loops written for verl played its episodes: `mine.Loop`, `loops.yaml`",
+            ],
+            ["calculator", "/home/me"],
+        ),
+        ({"actor.environment": "mine.World"}, [], ["calculator", "tool-use"]),
+    ],
+)
+def test_it_names_the_tools_and_loops_that_played(
+    tmp_path: Path, values: dict[str, Any], shown: list[str], hidden: list[str]
+) -> None:
+    text = written(write_run(tmp_path / "run", [0.1], values))
+    assert all(each in text for each in shown)
+    assert not any(each in text for each in hidden)
+
+
 def test_a_card_on_the_hub_names_the_model_there(tmp_path: Path) -> None:
     text = named(written(write_run(tmp_path / "run", [0.1])), "owner/name")
     assert 'path = "owner/name"' in text

@@ -182,6 +182,25 @@ def test_a_task_may_bring_its_own_schemas_and_so_choose_the_tools():
         use(echo_cls, shown, tools=[{"name": "search"}])
 
 
+def test_a_task_selects_among_the_tools_as_in_verls_data():
+    (echo_cls, _), (other, other_log) = make_tool(), make_tool(name="other")
+
+    async def names(tools: OpenTools) -> list[str]:
+        return list(tools.functions)
+
+    def shown(selection: Any, **task: Any) -> list[str]:
+        return use([echo_cls, other], names, extra_info={"tool_selection": selection}, **task)[0]
+
+    assert shown(["echo"]) == shown(["echo"], tools=[{"name": "echo"}, {"name": "other"}]) == ["echo"]
+    assert other_log.created == []
+    assert shown(["other", "echo", "other"]) == ["other", "echo"]
+    assert shown([]) == shown(None) == ["echo", "other"]
+    with pytest.raises(ToolError, match=r"tool_selection of task .* names search; leave it out there, or add it to"):
+        shown(["echo", "search"])
+    with pytest.raises(ToolError, match="is 'echo'; it must be a list of names of tools"):
+        shown("echo")
+
+
 @pytest.mark.parametrize(
     ("entry", "useless"),
     [

@@ -26,9 +26,15 @@ def collate_fn(x: Sequence[DataProtoItem]) -> DataProto:
 def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     """The batch with fields [new_batch_size, B / new_batch_size, ...], made from fields [B, ...].
 
-    Raises DataProtoError: the batch has no tensors, or `new_batch_size` does not divide B.
+    Raises DataProtoError: the batch has no tensors, or `new_batch_size` does not divide B. Raises RuntimeError, as verl
+    does: a tensor is nested.
     """
     require(data.batch is not None, "the batch has no tensors")
+    if nested := sorted(name for name, tensor in data.batch.items() if tensor.is_nested):
+        raise RuntimeError(
+            f"{nested} have rows of different lengths, and cannot be folded into groups: pad them "
+            "(torch.nested.to_padded_tensor), or take them out (pop)"
+        )
     require(len(data) % new_batch_size == 0, f"{len(data)} rows do not divide into {new_batch_size} equal groups")
     shape = (new_batch_size, len(data) // new_batch_size)
     tensors = {name: tensor.reshape(*shape, *tensor.shape[1:]) for name, tensor in data.batch.items()}
@@ -38,19 +44,23 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
 
 def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     """The batch whose rows are the elements of the first `batch_dims` dimensions, as far as all tensors share them.
+    Nested tensors share only the first one, so with them rows stay rows.
 
     Raises DataProtoError: the batch has no tensors. Raises ValueError: an array cannot be reshaped to these rows.
     """
     require(data.batch is not None, "the batch has no tensors")
     shared = _shared_shape(list(data.batch.values()), batch_dims)
     rows = int(np.prod(shared))
-    tensors = {name: tensor.reshape(rows, *tensor.shape[len(shared) :]) for name, tensor in data.batch.items()}
+    tensors = {
+        name: tensor if tensor.is_nested else tensor.reshape(rows, *tensor.shape[len(shared) :])
+        for name, tensor in data.batch.items()
+    }
     arrays = {name: each.reshape(rows, *each.shape[batch_dims:]) for name, each in data.non_tensor_batch.items()}
     return type(data)(TensorBatch(tensors, rows, data.batch.device), arrays, data.meta_info)
 
 
 def _shared_shape(tensors: Sequence[Tensor], most: int) -> list[int]:
-    sizes = zip(*(tensor.shape[:most] for tensor in tensors), strict=False)
+    sizes = zip(*(tensor.shape[: 1 if tensor.is_nested else most] for tensor in tensors), strict=False)
     return [each[0] for each in takewhile(lambda each: len(set(each)) == 1, sizes)]
 
 

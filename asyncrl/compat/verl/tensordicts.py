@@ -12,6 +12,9 @@ from asyncrl.compat.verl.fields import Array, require
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.errors import ConfigError
 
+NEEDED = "tensordict>=0.10"
+"""The releases that verl's own `to_tensordict` takes."""
+
 
 def _package() -> Any:
     """The module `tensordict`. Raises ConfigError: it is not installed."""
@@ -19,8 +22,8 @@ def _package() -> Any:
         import tensordict
     except ImportError as error:
         raise ConfigError(
-            "a TensorDict needs the package tensordict, which is not installed: pip install tensordict, in a release "
-            "for your torch"
+            f"a TensorDict needs the package tensordict, which is not installed: pip install '{NEEDED}', as verl does; "
+            "no extra of asyncrl has it"
         ) from error
     return tensordict
 

@@ -142,7 +142,7 @@ def _adapters(models: Mapping[str, ModelConfig | CriticConfig | ImplicitConfig])
         if lora.path is not None and given:
             yield f"{key}.path {' '.join(given)}: the folder sets these values itself; leave out all but path"
         if not lora.is_used and given:
-            yield f"{' '.join(given)}: there are no adapters; set {key}.rank"
+            yield f"{' '.join(given)}: there are no adapters; set {key}.rank, or {key}=null to undo all"
         if lora.is_used and model.freeze:
             yield (
                 f"{section}.freeze {key}.targets: only adapters are trained; choose the trained layers with the "

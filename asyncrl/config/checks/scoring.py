@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from asyncrl.config.option import options
 from asyncrl.config.schema import AlgorithmConfig, FilterConfig, ScoringConfig, ShapingConfig
-from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
+from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured, may_give
 from asyncrl.config.secrets import shown
 
 OF_MODELS = (
@@ -20,6 +20,8 @@ OF_MODELS = (
     "max_resp_len",
 )
 """Keys of `scoring.shaping` that scale or limit only the scores of a process reward model."""
+REWARD, OUTCOME = "reward", "outcome"
+"""The scores that every episode has."""
 DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
@@ -94,6 +96,7 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
             "weight"
         )
     yield from _weightless(scoring)
+    yield from _compared_score(scoring, group_filter)
     yield from _compared_outcomes(shaping, algorithm, group_filter)
     for key in ("use_logit_tanh", "use_raw_logit"):
         if getattr(shaping, key) and shaping.prm_aggregation == "product":
@@ -148,6 +151,16 @@ def _weightless(scoring: ScoringConfig) -> Iterator[str]:
             )
 
 
+def _compared_score(scoring: ScoringConfig, group_filter: FilterConfig) -> Iterator[str]:
+    """An error line if the filter compares a score that no label has."""
+    score = group_filter.score
+    if score not in (REWARD, OUTCOME) and not may_give(scoring, score):
+        yield (
+            "replay.filter.score: nothing in scoring gives this score; use reward, outcome, rule/NAME, or "
+            "rule/NAME/NUMBER (docs/scoring.md lists all names)"
+        )
+
+
 def _compared_outcomes(shaping: ShapingConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
     """An error line for each filter that compares outcomes, although the outcome is not part of the reward."""
     if shaping.outcome_weight or shaping.prm_acc_bonus_weight:
@@ -158,7 +171,7 @@ def _compared_outcomes(shaping: ShapingConfig, algorithm: AlgorithmConfig, group
             "scoring.shaping.outcome_weight: zero_variance in algorithm.correction compares outcomes, which are not "
             "part of the reward; give it params={score: reward}"
         )
-    if group_filter.zero_variance and group_filter.score == "outcome":
+    if group_filter.zero_variance and group_filter.score == OUTCOME:
         yield (
             "replay.filter.score scoring.shaping.outcome_weight: outcomes are not part of the reward; compare the "
             "reward instead"

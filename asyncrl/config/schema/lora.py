@@ -12,7 +12,8 @@ _SAME = "the checkpoints hold only these adapters"
 
 @dataclass
 class LoraConfig:
-    """LoRA adapters: small trained matrices that are added to the frozen matrices of the model."""
+    """LoRA adapters: small trained matrices that are added to the frozen matrices of the model. Null for the whole
+    section, or rank 0, means no adapters."""
 
     rank: int | None = option(
         None,

@@ -15,8 +15,8 @@ class FilterConfig:
     zero_variance: bool = option(False, "drop groups whose members all have the same score")
     score: str = option(
         "reward",
-        "score that zero_variance compares; reward: the final reward; outcome: the outcome before shaping, as in DAPO",
-        choices=("reward", "outcome"),
+        "score that zero_variance compares; reward: the final reward; outcome: the outcome before shaping, as in DAPO; "
+        "or the name of a score in every label, such as rule/NAME or rule/NAME/NUMBER (docs/scoring.md)",
     )
     min_reward: float | None = option(None, "drop groups whose mean reward is lower than this")
     max_reward: float | None = option(None, "drop groups whose mean reward is higher than this")

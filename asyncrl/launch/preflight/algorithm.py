@@ -40,7 +40,8 @@ def check_algorithm(config: TrainConfig) -> None:
         )
     if unread := "\n".join((*_unread_steps(config.scoring, parts), *_unread_model(config.scoring, parts))):
         raise ConfigError(unread)
-    for name, advice in unread_scores(config.scoring, config.algorithm).items():
+    compared = config.replay.filter.score
+    for name, advice in unread_scores(config.scoring, config.algorithm, compared).items():
         if name != "environment":  # Only an episode shows whether an environment gives rewards.
             log.warning("nothing trains on the score %s, which is only a metric: %s", name, advice)
 

@@ -175,7 +175,22 @@ def _check_models(
         found.check(partial(check_grammars, engine.kind, actor, files))
         with found.collected():
             _check_template(open_chat(), actor, reads_images(engine.kind, model), files)
+    if actor.has_verl_loops:
+        found.check(partial(_check_texts, files))
     found.check(partial(check_truths, config.scoring, model, actor.sandbox, files, config.data.columns))
+
+
+def _check_texts(files: Sequence[TaskFile]) -> None:
+    """Raises ConfigError: a row has an image, which agent loops of verl cannot show."""
+    from asyncrl.chat.image_blocks import image_blocks
+
+    for file in files:
+        for row, task in file.by_roles().items():
+            if image_blocks(task.messages):
+                raise ConfigError(
+                    f"actor.agent=verl: {file.place(row)} has an image, and agent loops of verl show only text here: "
+                    "leave actor.agent out, so that asyncrl plays the episodes, or leave out the rows with images"
+                )
 
 
 def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:

@@ -163,6 +163,13 @@ def test_rows_fold_into_groups_and_unfold_again() -> None:
         unfold_batch_dim(DataProto())
 
 
+def test_nested_tensors_do_not_fold_and_are_named() -> None:
+    with pytest.raises(RuntimeError, match=r"\['ids'\] have rows of different lengths, .*: pad them"):
+        fold_batch_dim(batch(), 2)
+    for same in (unfold_batch_dim(batch()), unfold_batch_dim(batch(), 1)):
+        assert [row.tolist() for row in same.batch["ids"].unbind()] == ROWS
+
+
 def test_tensors_of_two_batches_unite_in_the_first() -> None:
     first, second = (DataProto.from_dict({name: torch.arange(2)}).batch for name in "ab")
     assert union_tensor_dict(first, second) is first
@@ -228,7 +235,7 @@ def test_a_batch_becomes_a_tensordict_and_a_batch_again(tensordict: Any) -> None
 
 def test_without_tensordict_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ConfigError, match="needs the package tensordict, which is not installed: pip install"):
+    with pytest.raises(ConfigError, match=r"which is not installed: pip install 'tensordict>=0\.10', as verl does"):
         DataProto.from_dict({"x": torch.arange(2)}).to_tensordict()
 
 

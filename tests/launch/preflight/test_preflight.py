@@ -213,6 +213,15 @@ def test_rows_with_images_do_not_start_where_nothing_reads_them(tmp_path: Path):
     assert any("row 0: a message shows an image: this needs a model that reads" in each for each in refusals(config))
 
 
+def test_rows_with_images_do_not_start_with_agent_loops_of_verl(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    row = {"prompt": [{"role": "user", "content": "<image>What?"}], "images": ["a.png"], "data_source": "s"}
+    rows = [{**row, "reward_model": {"ground_truth": "1"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "tasks.parquet")
+    config.actor.agent = "verl"
+    assert any("row 0 has an image, and agent loops of verl show only text here" in each for each in refusals(config))
+
+
 def test_demonstrations_are_rendered_by_the_start_which_names_a_bad_row(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.run.dir, config.algorithm.sft.path = str(tmp_path / "runs"), [str(tmp_path / "shown.jsonl")]

@@ -16,6 +16,7 @@ from asyncrl.compat.verl.agent_loops.outputs import AgentLoopOutput
 from asyncrl.compat.verl.agent_loops.parsers import FunctionCall, ToolParser
 from asyncrl.compat.verl.interactions import interactions_of
 from asyncrl.errors import RefusedError
+from asyncrl.tools.toolbox import SELECTION
 
 
 @dataclass
@@ -64,6 +65,8 @@ class AgentData:
         self.user_turns = 0
         self.assistant_turns = 0
         self.tool_calls: list[FunctionCall] = []
+        # The tools that the row selects, under the name that subclasses read; None: all tools of the loop.
+        self._active_tools: Mapping[str, Any] | None = None
         self.image_data = self.video_data = self.audio_data = None
         self.extra_fields: dict[str, Any] = {}
 
@@ -97,6 +100,8 @@ class ToolAgentLoop(AgentLoopBase):
         agent_data = AgentData(
             list(kwargs["raw_prompt"]), {}, uuid4().hex, kwargs.get("tools_kwargs") or {}, self._user(of_user), of_user
         )
+        if selection := (kwargs.get("extra_info") or {}).get(SELECTION):
+            agent_data._active_tools = {name: self.tools[name] for name in selection if name in self.tools}
         if agent_data.interaction is not None:
             await agent_data.interaction.start_interaction(agent_data.request_id, **agent_data.interaction_kwargs)
         state = AgentState.PENDING
@@ -128,7 +133,7 @@ class ToolAgentLoop(AgentLoopBase):
 
     async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
         """Render the prompt."""
-        agent_data.prompt_ids = await self.ct_build_initial_tokens(agent_data.messages, tools=self.tool_schemas)
+        agent_data.prompt_ids = await self.ct_build_initial_tokens(agent_data.messages, tools=self._schemas(agent_data))
         return AgentState.GENERATING
 
     async def _handle_generating_state(
@@ -200,7 +205,7 @@ class ToolAgentLoop(AgentLoopBase):
                 agent_data.response_mask,
                 agent_data.response_logprobs,
             ),
-            tools=self.tool_schemas,
+            tools=self._schemas(agent_data),
         )
         if len(mask) >= self.response_length:
             return AgentState.TERMINATED
@@ -219,9 +224,10 @@ class ToolAgentLoop(AgentLoopBase):
 
         If there is no tool of that name, the policy reads an error. If a tool raises an exception, the episode fails.
         """
-        tool = self.tools.get(tool_call.name)
+        tools = self.tools if agent_data._active_tools is None else agent_data._active_tools
+        tool = tools.get(tool_call.name)
         if tool is None:
-            known = ", ".join(self.tools)
+            known = ", ".join(tools)
             return ToolText(f"Error: there is no tool {tool_call.name!r:.80}; there are: {known}"), None, {}
         arguments = json.loads(tool_call.arguments)
         if not hasattr(tool, "create"):
@@ -233,6 +239,11 @@ class ToolAgentLoop(AgentLoopBase):
         finally:
             await tool.release(id)
         return response, reward, further
+
+    def _schemas(self, agent_data: AgentData) -> list[dict[str, Any]]:
+        """The schemas of the episode's tools."""
+        selected = agent_data._active_tools
+        return self.tool_schemas if selected is None else [_schema(tool) for tool in selected.values()]
 
     def _shortened(self, response: Any) -> str:
         if getattr(response, "image", None) or getattr(response, "video", None):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from asyncrl.compat.rows import Setting, made, part, used
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
-from asyncrl.compat.verl.configuration.correction_rows import CORRECTION, bounds
+from asyncrl.compat.verl.configuration.correction_rows import CORRECTION, bounds, score_name
 from asyncrl.compat.verl.configuration.loss_rows import aggregated
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
@@ -60,11 +60,7 @@ def _named_rewards(source: VerlConfig) -> Iterator[Setting | str]:
         yield "algorithm.advantage", part("gdpo", weights={"outcome": 1.0})
         yield f"{NAMED}_keys={keys} and _weights={weights}: set {{SCORE: WEIGHT}} in algorithm.advantage.params.weights"
         return
-    of_manager = (
-        source["reward.reward_manager.name"] == "batch" or source["reward.reward_manager.source"] == "importlib"
-    )
-    scorer = "manager" if of_manager else f"rule/{source['reward.custom_reward_function.name']}"
-    names = [scorer if key == "score" else f"{scorer}/{key}" for key in keys]
+    names = [score_name(source, key) for key in keys]
     yield "algorithm.advantage", part("gdpo", weights=dict(zip(names, weights or [1.0] * len(keys), strict=True)))
 
 

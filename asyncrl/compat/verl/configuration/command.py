@@ -2,6 +2,7 @@
 
 CONFIG is a YAML file, such as the one that verl's ppo_trainer prints with --cfg job, or a shell script (.sh) like
 verl's examples. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY override CONFIG. All other keys have verl's defaults.
+In these words $NAME is a variable of the environment.
 
 A script is not run: only its words with dotted keys are read, and the file that its --config-name names. Start the
 command in the folder in which the script would start.

@@ -16,10 +16,14 @@ BY_SEQUENCE = ("gspo", "geo_mean")
 OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
 """Maps each value of `rollout_rs` in verl 0.6 to the value of our parameter `over`."""
 FILTER = "algorithm.filter_groups"
+MANAGER = "reward.reward_manager"
+OF_GROUPS = ("batch", "gdpo", "rate_limited")
+"""verl's managers that no rule of asyncrl replaces. They judge whole groups."""
 OF_FUNCTION = ("acc", "score")
 """Metrics by which verl filters groups. They leave out the penalty on long responses."""
-OF_BATCH = ("seq_reward", "seq_final_reward")
-"""Metrics by which verl filters groups. They include the penalty on long responses."""
+OF_BATCH = ("reward", "seq_reward", "seq_final_reward")
+"""Metrics by which verl filters groups. They include the penalty on long responses. The last two are of earlier
+releases."""
 
 
 def bounds(threshold: Any) -> tuple[float | None, float]:
@@ -99,16 +103,34 @@ def _groups(source: VerlConfig) -> Iterator[Setting | str]:
         return
     yield "replay.filter.zero_variance", True
     metric = source[f"{FILTER}.metric"]
-    if metric in OF_FUNCTION:
-        yield "replay.filter.score", "outcome"
-    elif metric == "seq_final_reward" and source["algorithm.use_kl_in_reward"]:
+    if metric == "seq_final_reward" and source["algorithm.use_kl_in_reward"]:
         yield f"{FILTER}.metric={metric}: the KL in the reward does not count when groups are compared"
-    elif metric not in (None, *OF_BATCH):
-        yield "replay.filter.score", "outcome"
+    if metric in OF_BATCH:
+        return
+    has_scorer = judged_by_manager(source) or source["reward.custom_reward_function.path"]
+    # Without a function of the user's, a rule of asyncrl judges, which gives one score.
+    yield "replay.filter.score", "outcome" if metric == "acc" or not has_scorer else score_name(source, metric)
+    if metric not in OF_FUNCTION and not has_scorer:
         yield (
-            f"{FILTER}.metric={metric}: the replay compares the outcomes; to compare this number in the learner, add "
-            f"{{name: zero_variance, params: {{score: rule/NAME/{metric}}}}} to algorithm.correction"
+            f"{FILTER}.metric={metric}: asyncrl's rules do not give this number, so outcomes are compared; a function "
+            f"of yours that gives it is compared by replay.filter.score=rule/NAME/{metric}"
         )
+
+
+def judged_by_manager(source: VerlConfig) -> bool:
+    """True if a reward manager judges the episodes, instead of a rule."""
+    return has_own_manager(source) or source[f"{MANAGER}.name"] in OF_GROUPS
+
+
+def has_own_manager(source: VerlConfig) -> bool:
+    """True if a class of the user's judges the episodes."""
+    return source[f"{MANAGER}.source"] == "importlib" and bool(source[f"{MANAGER}.module.path"])
+
+
+def score_name(source: VerlConfig, key: str) -> str:
+    """The name in labels of the number `key` of a reward function's result."""
+    scorer = "manager" if judged_by_manager(source) else f"rule/{source['reward.custom_reward_function.name']}"
+    return scorer if key == "score" else f"{scorer}/{key}"
 
 
 OLD: Mapping[str, str] = {
@@ -173,10 +195,10 @@ ROWS = (
     used(
         f"{FILTER}.metric",
         "`replay.filter.score`",
-        None,
-        "`acc` and `score` become `outcome`, which excludes the penalty on long responses. `seq_reward` and "
-        "`seq_final_reward` become `reward`, which includes the penalty but no KL. For another metric, use "
-        "`zero_variance` of `algorithm.correction`.",
+        "reward",
+        "`reward`, `seq_reward` and `seq_final_reward` become `reward`, which includes the penalty on long responses "
+        "but no KL. `acc` becomes `outcome`, and `score` the function's score `rule/NAME`, without that penalty. "
+        "Another key of the function's result becomes `rule/NAME/KEY`.",
     ),
     none(
         FILTER,

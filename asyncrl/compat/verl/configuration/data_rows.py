@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.compat.rows import Row, Setting, at_home, dotted, made, none, same, used
+from asyncrl.compat.verl.configuration.named_files import wrong_object
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 TRAIN = "data.train_files"
@@ -74,7 +75,9 @@ def _columns(source: VerlConfig) -> Iterator[Setting | str]:
 def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source["data.custom_cls.path"], source["data.custom_cls.name"]
     if path:
-        yield "data.dataset", dotted(path, name or "CustomDataset")
+        name = name or "CustomDataset"
+        yield "data.dataset", dotted(path, name)
+        yield from wrong_object("data.custom_cls.path", path, "data.custom_cls.name", name)
 
 
 ROWS = (

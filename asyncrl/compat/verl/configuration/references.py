@@ -28,9 +28,10 @@ MAX_STEPS = 50
 
 @dataclass(frozen=True)
 class UnknownValue:
-    """A value that only a running script knows. `text` is the expression in the script."""
+    """A value that has an unknown part. `text` is how it is written, and `reason` says what is unknown."""
 
     text: str
+    reason: str
 
 
 class References:
@@ -49,7 +50,7 @@ class References:
         an UnknownValue.
         """
         if isinstance(value, UnknownValue):
-            raise ValueError(f"only the running script knows this value: {value.text:.200}")
+            raise ValueError(f"{value.reason}: {value.text:.200}")
         if isinstance(value, Mapping):
             return {name: self.resolved(inner, f"{key}.{name}") for name, inner in value.items()}
         if isinstance(value, list):

@@ -9,10 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, made, none, part, used
+from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, in_file, made, none, part, used
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
-from asyncrl.compat.verl.configuration.correction_rows import FILTER, OF_FUNCTION
+from asyncrl.compat.verl.configuration.correction_rows import (
+    FILTER,
+    OF_FUNCTION,
+    OF_GROUPS,
+    has_own_manager,
+    judged_by_manager,
+)
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
+from asyncrl.compat.verl.configuration.named_files import wrong_object
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults
 from asyncrl.compat.verl.rate_limits import RequestLimits
@@ -25,8 +32,6 @@ MANAGER_SOURCE, MODULE = "reward.reward_manager.source", "reward.reward_manager.
 KWARGS = "reward.reward_kwargs"
 BUFFER = f"{KWARGS}.overlong_buffer_cfg"
 PRIME_PROCESSES = 8
-OF_ROWS = ("gdpo", "rate_limited")
-"""Managers that score one row at a time, and that no rule of asyncrl replaces."""
 LIMITS = (*(each.name for each in fields(RequestLimits)), "timeout")
 """The keys of `reward` that `rate_limited` reads."""
 SHAPING = tuple(each.name for each in options(ShapingKeys))
@@ -38,8 +43,9 @@ TOKENIZERS = ("tokenizer", "input_tokenizer")
 
 def _manager(source: VerlConfig) -> Iterator[Setting | str]:
     name = source[MANAGER]
-    if _own_class(source):
-        yield "scoring.manager.name", dotted(source[MODULE], name)
+    if has_own_manager(source):
+        yield "scoring.manager.name", in_file(source[MODULE], name)
+        yield from wrong_object(MODULE, source[MODULE], MANAGER, name)
         if params := source.below(KWARGS):
             yield "scoring.manager.params", _nested(params)
         yield (
@@ -53,7 +59,7 @@ def _manager(source: VerlConfig) -> Iterator[Setting | str]:
         yield "scoring.rule_processes", PRIME_PROCESSES
     elif name == "remote":
         yield "scoring.rule_processes", source["reward.num_workers"]
-    elif name in ("batch", *OF_ROWS):
+    elif name in OF_GROUPS:
         yield "scoring.manager.name", name
         if params := _params(source, name):
             yield "scoring.manager.params", params
@@ -67,10 +73,6 @@ def _params(source: VerlConfig, name: str) -> dict[str, Any]:
         return {"config": {"trainer": {"experiment_name": source["trainer.experiment_name"]}}}
     limits = {each: source[f"reward.{each}"] for each in LIMITS} if name == "rate_limited" else {}
     return {each: value for each, value in limits.items() if value is not None}
-
-
-def _own_class(source: VerlConfig) -> bool:
-    return source[MANAGER_SOURCE] == "importlib" and bool(source[MODULE])
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _function(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source[f"{FUNCTION}.path"], source[f"{FUNCTION}.name"]
-    of_manager = _own_class(source) or source[MANAGER] in ("batch", *OF_ROWS)
+    of_manager = judged_by_manager(source)
     if not path and of_manager:
         yield f"{FUNCTION}.path is null: name the manager's function in scoring.manager.compute_score, if it needs one"
         return
@@ -170,6 +172,7 @@ def _function(source: VerlConfig) -> Iterator[Setting | str]:
         )
         return
     rule = dotted(path, name)
+    yield from wrong_object(f"{FUNCTION}.path", path, f"{FUNCTION}.name", name)
     params = _nested(source.below(f"{FUNCTION}.reward_kwargs") | source.below("custom_reward_function.reward_kwargs"))
     if of_manager:
         yield "scoring.manager.compute_score", rule
@@ -225,7 +228,7 @@ ROWS = (
         _manager,
     ),
     used(MANAGER_SOURCE, "`scoring.manager.name`", "register", "`importlib` means a class of yours."),
-    used(MODULE, "`scoring.manager.name`", None, "The file or module of your class."),
+    used(MODULE, "`scoring.manager.name`", None, "The file or module of your class: `FILE.py:NAME`."),
     used(
         f"{BUFFER}.enable",
         "`scoring.shaping.overlong_max_length`",

@@ -9,26 +9,13 @@ from typing import Any
 from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import router_replay_of
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
+from asyncrl.compat.verl.configuration.loop_settings import AGENT, LOOP, ROLLOUT, TURNS, loop_options, wrong_loops
+from asyncrl.compat.verl.configuration.named_files import missing_file
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.tool_rows import tool_settings
 from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.config.group_files import FAILURES
 
-ROLLOUT = "actor_rollout_ref.rollout"
-TURNS = f"{ROLLOUT}.multi_turn"
-AGENT = f"{ROLLOUT}.agent"
-LOOP = f"{AGENT}.default_agent_loop"
-OWN_LOOPS = ("single_turn_agent", "tool_agent")
-"""verl's agent loops that need no agent here: asyncrl itself plays their episodes."""
-OF_LOOPS = (
-    "format",
-    "function_tool_path",
-    "interaction_config_path",
-    "max_parallel_calls",
-    "tool_config_path",
-    "tool_response_truncate_side",
-)
-"""Keys of `multi_turn` that only agent loops read."""
 WITHOUT_LOOPS = {
     "max_parallel_calls": "all calls of a turn run at once.",
     "tool_response_truncate_side": "the middle of a long result is cut out.",
@@ -133,11 +120,12 @@ def _validation(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _turns(source: VerlConfig) -> Iterator[Setting | str]:
-    if loops := _loops(source):
+    if loops := loop_options(source):
         turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"]
         yield from {"actor.agent": "verl", "actor.agent_options": loops}.items()
         yield "actor.max_turns", turns or UNBOUNDED_TURNS
         yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
+        yield from wrong_loops(source)
         return
     for name, without in WITHOUT_LOOPS.items():
         if source.says(f"{TURNS}.{name}"):
@@ -158,22 +146,12 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     yield from _interactions(source)
 
 
-def _loops(source: VerlConfig) -> dict[str, Any]:
-    """The options of `actor.agent=verl`. Empty if the configuration uses only OWN_LOOPS."""
-    default, path = source[LOOP], source[f"{AGENT}.agent_loop_config_path"]
-    if not path and default in OWN_LOOPS:
-        return {}
-    turns = {name: source[f"{TURNS}.{name}"] for name in OF_LOOPS if source.says(f"{TURNS}.{name}")}
-    return {
-        "default_agent_loop": default,
-        **({"agent_loop_config_path": path} if path else {}),
-        **({"config": {"actor_rollout_ref": {"rollout": {"multi_turn": turns}}}} if turns else {}),
-    }
-
-
 def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
     key = f"{TURNS}.interaction_config_path"
     if not (path := source[key]):
+        return
+    if line := missing_file(key, path):
+        yield line
         return
     try:
         content = read_yaml(Path(path).expanduser())

@@ -32,6 +32,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then", "do", "else")
 ARRAY = re.compile(r"(?<!\w)(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)(?:[-=]([^{}]*)|\?[^{}]*))?\}|\$([A-Za-z_]\w*)")
+PLAIN_VARIABLE = re.compile(r"\$[A-Za-z_]")
 SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 WORKING_FOLDER = re.compile(r"\$\(\s*pwd\s*\)|`\s*pwd\s*`")
 """The only command whose output is known: a script is read as if it were started in the working folder."""
@@ -111,6 +112,13 @@ def script_configuration(text: str, environment: Mapping[str, str]) -> ScriptCon
         words += [ScriptWord(word.translate(SHOWN), not UNKNOWN.search(word)) for word in own if KEY_WORD.match(word)]
         named = _with_options([word.translate(SHOWN) for word in own], named)
     return ScriptConfiguration([*unread, *words], named, remarks)
+
+
+def expanded_word(word: str, environment: Mapping[str, str]) -> ScriptWord:
+    """A word that no shell has expanded, with the variables of `environment`. References to keys (`${data.seed}`) stay
+    as they are."""
+    expanded = _expanded(word, {name: value.replace("$", DOLLAR) for name, value in environment.items()})
+    return ScriptWord(expanded.translate(SHOWN), not PLAIN_VARIABLE.search(expanded))
 
 
 def _inner_command(part: str) -> str | None:

@@ -12,7 +12,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from asyncrl.compat.verl.configuration.config_files import find_config, is_of_verl, read_config
 from asyncrl.compat.verl.configuration.references import MISSING, References, UnknownValue
-from asyncrl.compat.verl.configuration.script import NOT_NAMED, NamedConfig, script_configuration
+from asyncrl.compat.verl.configuration.script import (
+    NOT_NAMED,
+    NamedConfig,
+    ScriptWord,
+    expanded_word,
+    script_configuration,
+)
 from asyncrl.compat.verl.configuration.sections import Section, set_key, written_at
 from asyncrl.compat.yaml_files import MAX_VALUES, read_small
 from asyncrl.config.group_files import FAILURES, reason
@@ -20,6 +26,8 @@ from asyncrl.errors import ConfigError
 
 HOME = "~/"
 """The beginning of verl's default paths: files and models that verl's authors have in their home folders."""
+OF_SCRIPT = "only the running script knows this value"
+NOT_SET = "the environment does not set this variable"
 
 
 class VerlConfig:
@@ -79,11 +87,16 @@ class VerlConfig:
 
 
 def _check_number(value: Any, default: Any) -> None:
-    """Raises ValueError: verl's default is a number, and the value is a text that is no number."""
-    if isinstance(value, str) and value != MISSING and type(default) in (int, float):
+    """Raises ValueError: verl's default is a number, and the value is none."""
+    if value is None or value == MISSING or type(default) not in (int, float) or isinstance(value, int | float):
+        return
+    try:
         # A threshold may have a lower and an upper value: 0.5_5.0.
         for part in value.split("_"):
             float(part)
+    except (ValueError, AttributeError) as error:
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise ValueError(f"it is {value!r:.50}, and must be {kind}") from error
 
 
 def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str, str]) -> Section:
@@ -108,8 +121,8 @@ def read_noting(
             script = script_configuration(read_small(file), environment)
             given, missing = _read_named(script.named if named.name is None else named, [Path(), file.parent])
             missing += script.remarks
-            for word, is_known in script.words:
-                _apply(given, word, is_known)
+            for each in script.words:
+                _apply(given, each, OF_SCRIPT)
         elif file is not None and named.name is not None:
             raise ConfigError(f"{file}, --config-name={named.name}: name one configuration file")
         elif file is not None:
@@ -119,7 +132,7 @@ def read_noting(
     except FAILURES as error:
         raise ConfigError(f"{file}: it cannot be read: {reason(error)}") from error
     for word in words:
-        _apply(given, word)
+        _apply(given, expanded_word(word, environment), NOT_SET)
     return given, missing
 
 
@@ -140,7 +153,9 @@ def _read_named(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, lis
     ]
 
 
-def _apply(given: Section, word: str, is_known: bool = True) -> None:
+def _apply(given: Section, read: ScriptWord, reason: str) -> None:
+    """Apply a word. `reason` says why a word is not known."""
+    word = read.text
     if word.startswith("~"):
         section, _, name = word[1:].partition("=")[0].rpartition(".")
         node = written_at(given, section) if section else given
@@ -151,7 +166,7 @@ def _apply(given: Section, word: str, is_known: bool = True) -> None:
     if not sign or not key:
         raise ConfigError(f"{word}: write KEY=VALUE")
     try:
-        value = OverridesParser.create().parse_override(word).value() if is_known else UnknownValue(text)
+        value = OverridesParser.create().parse_override(word).value() if read.is_known else UnknownValue(text, reason)
     except FAILURES:
         value = text  # A path with special characters, for example.
     set_key(given, key, value)

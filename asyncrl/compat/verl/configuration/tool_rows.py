@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.compat.rows import Setting
+from asyncrl.compat.verl.configuration.named_files import missing_file, wrong_class
 from asyncrl.compat.verl.configuration.references import has_reference
 from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.config.group_files import FAILURES
@@ -23,7 +24,9 @@ def tool_settings(key: str, config_path: str | None, function_path: str | None) 
     """The settings for the tools in both files, and lines for the report. `key` is the section whose keys
     `tool_config_path` and `function_tool_path` name the files."""
     made = _Tools(f"{key}.tool_config_path")
-    if config_path:
+    if config_path and (line := missing_file(f"{key}.tool_config_path", config_path)):
+        made.lines.append(line)
+    elif config_path:
         try:
             for entry in read_yaml(Path(config_path).expanduser())["tools"]:
                 made.add(entry)
@@ -35,6 +38,7 @@ def tool_settings(key: str, config_path: str | None, function_path: str | None) 
             )
     if function_path:
         made.written_for_verl.append({"function_tool_path": function_path})
+        made.lines += filter(None, [missing_file(f"{key}.function_tool_path", function_path)])
     yield "actor.tools", made.names
     if made.written_for_verl:
         yield "actor.verl_tools", made.written_for_verl
@@ -70,6 +74,7 @@ class _Tools:
         else:
             kept = {name: entry[name] for name in ("class_name", "config", "tool_schema") if entry.get(name)}
             self.written_for_verl.append({**kept, "class_name": PROVIDED.get(path, path)})
+            self.lines += wrong_class(f"{self._key}: class_name", path)
             if path.startswith("verl.") and path not in PROVIDED:
                 self.lines.append(
                     f"{self._key}: {path} is used unchanged, but asyncrl does not provide it: install a release of "

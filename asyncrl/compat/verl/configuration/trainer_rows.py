@@ -64,8 +64,13 @@ def _evaluations(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _generations(source: VerlConfig) -> Iterator[Setting | str]:
     if count := source["trainer.log_val_generations"]:
-        yield "observe.keep_evaluated", min(count, MOST_KEPT)
+        kept = min(count, MOST_KEPT)
+        yield "observe.keep_evaluated", kept
         yield "observe.upload", ["episodes"]
+        yield (
+            f"trainer.log_val_generations={count}: services in observe.sinks, such as wandb, get a table of {kept} "
+            "held-out episodes at each evaluation, and of the kept training episodes"
+        )
 
 
 def _kept(source: VerlConfig) -> Iterator[Setting | str]:

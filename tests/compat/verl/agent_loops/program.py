@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from asyncrl.compat.verl.agent_loops.base import ToolListWrap
 from asyncrl.types import Trajectory
-from tests.compat.verl.agent_loops.support import CHAT, make_player, play
+from tests.compat.verl.agent_loops.support import CHAT, TASK, make_player, play
 from tests.episode.fakes import Cut, call
 
 LOOPS = "tests.compat.verl.agent_loops.loops"
@@ -54,20 +55,26 @@ def with_tools(loop: str = TOOL_AGENT) -> dict[str, Any]:
     return {"tools": {"_target_": loop, "tools": ToolListWrap([Echo()])}}
 
 
-EPISODES: dict[str, tuple[Any, Any]] = {
+EPISODES: dict[str, tuple[Any, ...]] = {
     "a single turn": ("single_turn_agent", ["it is 15"]),
     "a turn without an end": ("single_turn_agent", [Cut("it is")]),
     "a user's own loop": (f"{LOOPS}.Twice", ["it is 15", "yes"]),
     "no call": ("tools", ["it is 15"]),
     "a call": ("tools", ["hm " + call("15"), "it is 15"]),
     "two calls": ("tools", [call("1") + "\n" + call("5"), call("again"), "it is 15"]),
+    "a row without the tool": ("tools", ["it is 15"], {"tool_selection": ["another"]}),
+    "a row that selects the tool": ("tools", [call("1"), "it is 15"], {"tool_selection": ["echo", "another"]}),
     "a call that is cut": ("tools", [call("1"), Cut("<tool_call>\n{")]),
 }
 MULTI_TURN = {"actor_rollout_ref": {"rollout": {"multi_turn": {"max_parallel_calls": 2}}}}
 
 
-async def played(loop: Any, script: Any, given: dict[str, Any] | None = None) -> Trajectory:
-    return await play(make_player(loop, config=MULTI_TURN, given=given or with_tools()), script)
+async def played(
+    loop: Any, script: Any, extra_info: dict[str, Any] | None = None, given: dict[str, Any] | None = None
+) -> Trajectory:
+    """The episode of a row with this `extra_info`."""
+    task = replace(TASK, extra_info={**TASK.extra_info, **(extra_info or {})})
+    return await play(make_player(loop, config=MULTI_TURN, given=given or with_tools()), script, task=task)
 
 
 async def trajectories() -> dict[str, Any]:

@@ -68,8 +68,8 @@ async def test_files_of_verl_run_on_our_names_where_verl_is_not_installed(
     before = {name: program.described(await program.played(*entry)) for name, entry in own_loops.items()}
     file_of_verl("a_file_of_verl", f"experimental/agent_loop/{file}", monkeypatch)
     given = {"file": {**program.with_tools()["tools"], "_target_": f"a_file_of_verl.{loop}"}}
-    for name, (_, script) in own_loops.items():
-        assert program.described(await program.played("file", script, given)) == before[name], name
+    for name, (_, *episode) in own_loops.items():
+        assert program.described(await program.played("file", *episode, given=given)) == before[name], name
 
 
 async def test_loops_of_verl_and_our_own_play_the_same_episodes(of_verl: dict[str, Any]) -> None:

@@ -83,6 +83,14 @@ def results(trajectory: Trajectory) -> list[str]:
     return [text.split("<tool_response>\n")[-1].split("\n</tool_response>")[0] for text in texts]
 
 
+async def test_a_row_without_a_tool_cannot_call_it() -> None:
+    task = replace(TASK, extra_info={**TASK.extra_info, "tool_selection": ["another"]})
+    trajectory = await played(Echo(), [call("1"), "done"], task)
+    assert results(trajectory) == ["Error: there is no tool 'echo'; there are: "]
+    assert "echo" not in CHAT.text(trajectory.tokens[: trajectory.turns[0].end])
+    assert trajectory.rewards == {}
+
+
 async def test_the_rewards_of_tools_are_a_reward_of_the_episode() -> None:
     trajectory = await played(Echo(), [call("1") + call("2"), call("3"), "done"])
     assert trajectory.rewards == {"tool_rewards": 1.5}

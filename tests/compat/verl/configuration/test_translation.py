@@ -135,18 +135,37 @@ def test_the_named_rewards_of_gdpo_have_their_names_here(words: list[str], weigh
     assert has(found.differs, "algorithm.gdpo_reward_keys=None") == (not words)
 
 
-@pytest.mark.slow
-def test_groups_are_compared_by_the_functions_own_score_where_that_is_the_metric(tmp_path: Path) -> None:
-    config, _ = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=score"])
-    assert config.replay.filter.score == "outcome"
-    assert [each.name for each in config.algorithm.reward] == ["overlong"]
+OWN_FUNCTION = ["reward.custom_reward_function.path=mine.py", "reward.custom_reward_function.name=mine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "metric", "score"),
+    [
+        (OWN_FUNCTION, "acc", "outcome"),
+        (OWN_FUNCTION, "score", "rule/mine"),
+        (OWN_FUNCTION, "style", "rule/mine/style"),
+        ([*OWN_FUNCTION, "reward.reward_manager.name=batch"], "score", "manager"),
+        ([*OWN_FUNCTION, "reward.reward_manager.name=gdpo"], "style", "manager/style"),
+        ([], "score", "outcome"),
+        ([], "style", "outcome"),
+        (OWN_FUNCTION, "reward", None),
+        (OWN_FUNCTION, "null", None),
+    ],
+)
+def test_groups_are_compared_by_the_score_that_the_metric_names(words: list[str], metric: str, score: str) -> None:
+    filters = "algorithm.filter_groups"
+    found = from_words(*words, f"{filters}.enable=true", f"{filters}.metric={metric}")
+    assert found.settings.get("replay.filter.score") == score
+    assert found.settings["replay.filter.zero_variance"] is True
+    assert has(found.differs, f"{filters}.metric={metric}", "do not give this number") == (
+        metric == "style" and not words
+    )
 
 
 @pytest.mark.slow
-def test_a_metric_that_the_replay_does_not_know_is_named_with_the_part_that_compares_it(tmp_path: Path) -> None:
-    config, report = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=style"])
-    assert config.replay.filter.score == "outcome"
-    assert has(report, "algorithm.filter_groups.metric=style", "zero_variance, params: {score: rule/NAME/style}")
+def test_a_number_of_the_users_function_is_taken_as_the_score_of_the_filter(tmp_path: Path) -> None:
+    config, _ = loaded("dapo.sh", tmp_path, [*OWN_FUNCTION, "algorithm.filter_groups.metric=style"])
+    assert config.replay.filter.score == "rule/mine/style"
 
 
 @pytest.mark.slow
@@ -236,7 +255,7 @@ def test_interactions_become_simulated_users(tmp_path: Path) -> None:
     assert has(report, "the policy's last turn is scored too")
     load_interactions({"gsm8k": config.actor.interactions["gsm8k"]})
     _, report = loaded("multi_turn.yaml", tmp_path, [f"{turns}.interaction_config_path=nowhere.yaml"])
-    assert has(report, "interaction_config_path=nowhere.yaml: it cannot be read", "actor.interactions")
+    assert has(report, "interaction_config_path=nowhere.yaml: there is no such file")
 
 
 @pytest.mark.slow
