@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncrl.compat.verl.rewarding import Result, require_finite, returned_lists
 from asyncrl.errors import AsyncrlError, ScoringError
-from asyncrl.text import reason_of
+from asyncrl.text import line_of_function, reason_of
 
 Made = TypeVar("Made", bound=type)
 
@@ -136,6 +136,12 @@ class RewardLoop:
         extra = returned_lists([extra for _, extra in results])
         return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict else rewards
 
+    @property
+    def _named(self) -> str:
+        """The method `run_single` with its class and its place, such as `Mine.run_single (my.py, line 3)`."""
+        line = line_of_function(type(self.manager).run_single)
+        return f"{type(self.manager).__qualname__}.run_single{line and f' ({line})'}"
+
     async def _judged(self, data: Any) -> Sequence[Result]:
         rows = [asyncio.ensure_future(self._row(data[row : row + 1], row)) for row in range(len(data))]
         try:
@@ -155,7 +161,9 @@ class RewardLoop:
             reason = str(error) if isinstance(error, AsyncrlError) else reason_of(error)
             raise ScoringError(f"run_single failed for row {row}: {reason}") from error
         if not isinstance(result, Mapping) or "reward_score" not in result:
-            raise ScoringError(f"run_single returned {result!r:.200} for row {row}; it must have reward_score")
+            raise ScoringError(
+                f"{self._named} returned {result!r:.200} for row {row}; it must return a mapping with reward_score"
+            )
         reward = float(result["reward_score"])
         require_finite(reward, row)
         return reward, dict(result.get("reward_extra_info") or {})

@@ -92,7 +92,7 @@ def preflight(
             _probe_parts(config.algorithm, learner.group_size)
         trains = learner.epochs is not None or learner.total_steps > 0
         found.check(partial(check_play, actor, files, trains, trial))
-        found.check(partial(check_agent, actor, config.data, config.model))
+        found.check(partial(check_agent, actor, config.data, config.model, files))
         with found.collected():
             _check_models(config, open_own_chat, files, found)
         if not found.any:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup, run_method
+from asyncrl.compat.verl.controller.worker import Worker
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
@@ -19,11 +20,17 @@ class LocalWorkerGroup(WorkerGroup):
     The workers share this process's memory and its single torch.distributed group, so several workers cannot train one
     model together.
 
-    Raises DispatchError: the pool has no process. Passes on errors of the workers' constructor.
+    Raises DispatchError: the pool has no process, or the class is none of workers. Passes on errors of the workers' constructor.
     """
 
     def __init__(self, class_with_args: ClassWithInitArgs, resource_pool: ResourcePool | None = None) -> None:
-        super().__init__(class_with_args.cls)
+        cls = class_with_args.cls
+        if not (isinstance(cls, type) and issubclass(cls, Worker)):
+            raise DispatchError(
+                f"{getattr(cls, '__qualname__', repr(cls))} is no class of workers: derive it from Worker of "
+                "asyncrl.compat.verl.controller"
+            )
+        super().__init__(cls)
         pool = resource_pool or ResourcePool([1])
         if not pool.world_size:
             raise DispatchError(
