@@ -300,6 +300,12 @@ def read_loops(path: str) -> dict[str, Mapping[str, Any]]:
     return found
 
 
+def import_loop(path: str) -> None:
+    """Import a class of loops by its dotted path. Raises ConfigError: it cannot be imported."""
+    provide_verl()
+    imported(path, f"{SETTING}: {path}", "the dotted path of a class")
+
+
 def _load_tools(multi_turn: DictConfig) -> list[Any]:
     """The tools of verl that the loops may call. Raises ConfigError: they cannot be loaded."""
     paths = {key: multi_turn.get(key) for key in ("tool_config_path", "function_tool_path")}

@@ -21,7 +21,6 @@ from asyncrl.text import message_of, reason_of
 from asyncrl.tools.base import ToolRefusal
 from asyncrl.tools.toolbox import SELECTION
 
-
 log = logging.getLogger(__name__)
 
 MOST_VALUES = 3
@@ -231,8 +230,8 @@ class ToolAgentLoop(AgentLoopBase):
     ) -> tuple[Any, float | None, dict[str, Any]]:
         """The response of a tool, its reward and further data.
 
-        If there is no tool of that name, or the tool raises an exception, the policy reads an error. The episode fails if
-        the tool cannot be created, or if the error is one of the environment (`_is_of_environment`).
+        If there is no tool of that name, or the tool raises an exception, the policy reads an error. The episode fails
+        if the tool cannot be created, or if the error is one of the environment (`_is_of_environment`).
         """
         tools = self.tools if agent_data._active_tools is None else agent_data._active_tools
         tool = tools.get(tool_call.name)

@@ -20,7 +20,8 @@ class LocalWorkerGroup(WorkerGroup):
     The workers share this process's memory and its single torch.distributed group, so several workers cannot train one
     model together.
 
-    Raises DispatchError: the pool has no process, or the class is none of workers. Passes on errors of the workers' constructor.
+    Raises DispatchError: the pool has no process, or the class is none of workers. Passes on errors of the workers'
+    constructor.
     """
 
     def __init__(self, class_with_args: ClassWithInitArgs, resource_pool: ResourcePool | None = None) -> None:
