@@ -82,6 +82,7 @@ class RunTasks:
         """The file in the run's folder with the tasks made from `sources`. None if the roles read the sources
         themselves."""
         data = self.data
+        made: list[object]
         if data.dataset is not None:
             made = [list(sources), data.dataset, data.dataset_params]
         elif not data.keep_in_memory or any(map(is_named, sources)):

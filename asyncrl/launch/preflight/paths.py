@@ -101,10 +101,11 @@ def _of_loops(options: Mapping[str, Any]) -> Iterator[NamedCode]:
     paths = [("default_agent_loop", options.get("default_agent_loop"))]
     if file := options.get("agent_loop_config_path"):
         try:
-            entries = OmegaConf.to_container(OmegaConf.load(Path(str(file)).expanduser()))
+            entries: Any = OmegaConf.to_container(OmegaConf.load(Path(str(file)).expanduser()))
         except FAILURES:  # Another check says what is wrong with the file.
             entries = []
-        named = [each.get("_target_") for each in entries if isinstance(each, Mapping)]
+        listed = entries if isinstance(entries, list) else []
+        named = [each.get("_target_") for each in listed if isinstance(each, Mapping)]
         paths += [(f"agent_loop_config_path={file}: _target_", path) for path in named]
     for key, path in paths:
         if isinstance(path, str):

@@ -263,21 +263,17 @@ def load(settings: Mapping[str, Any]) -> Answering:
         cache(partial(open_chat, config)),
         partial(open_runner, config),
     )
-    _import_all(stage, config)
+    _import_all(stage, config.actor, config.scoring)
     # Processes that the code starts must not inherit it.
     os.set_inheritable(settings["running"], False)
     sandbox, running = open_sandbox(config.actor.sandbox), Note(settings["running"])
     return Trying(stage, config.actor, config.scoring, sandbox, settings["limit_s"], running.write)
 
 
-def _import_all(stage: TrialStage, config: TrainConfig) -> None:
+def _import_all(stage: TrialStage, actor: ActorConfig, scoring: ScoringConfig) -> None:
     """Import what requests need. Imports may take long, and that does not count as slow code."""
-    actor, paths = config.actor, own_paths(config.actor, config.scoring)
-    opened: list[Callable[[], object]] = [
-        stage.tokenizer,
-        stage.chat,
-        *(partial(imported, path, path) for path in paths),
-    ]
+    own = [partial(imported, path, path) for path in own_paths(actor, scoring)]
+    opened: list[Callable[[], object]] = [stage.tokenizer, stage.chat, *own]
     if not actor.played_by:
         opened += [partial(OwnCode.of, actor), partial(load_interactions, actor.interactions)]
     for each in opened:
