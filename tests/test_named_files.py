@@ -51,6 +51,7 @@ def test_every_file_that_a_docstring_or_a_comment_names_exists() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_every_heading_that_a_message_names_exists() -> None:
     for source in SOURCES:
         for page, heading in HEADING.findall(source.read_text()):

@@ -109,7 +109,8 @@ def _name_of(path: str) -> str:
 
 def files_in(pickled: bytes) -> list[str]:
     """The files of `load_file` whose objects are in a pickle. A process must load them before it reads the pickle."""
-    loaded = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(FROM_FILE)]
+    # Only a copy is safe: garbage may be collected while the items are listed, and another thread may import meanwhile.
+    loaded = [(name, module) for name, module in sys.modules.copy().items() if name.startswith(FROM_FILE)]
     return [str(module.__file__) for name, module in loaded if name.encode() in pickled]
 
 

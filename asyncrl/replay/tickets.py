@@ -175,15 +175,7 @@ class TicketQueue:
             tx.add("late")
             tx.add("tokens_thrown_away", trajectory.sampled_tokens)
             return "late"
-        if (trajectory.group_id, trajectory.member) != (ticket.group, ticket.member):
-            raise RefusedError(
-                f"{name} is marked as member {trajectory.member} of {trajectory.group_id}, but its ticket is for "
-                f"member {ticket.member} of {ticket.group}"
-            )
-        if trajectory.is_demonstration != group.is_demonstration(ticket.member):
-            kinds = ["an episode", "a demonstration"]
-            was, expected = kinds if group.is_demonstration(ticket.member) else reversed(kinds)
-            raise RefusedError(f"{name} is {was}, but its ticket is for {expected}")
+        _check_match(trajectory, ticket, group)
         self._check(tx, trajectory)
         sent = read_images(images, trajectory)
         if lacks_images(tx, trajectory, sent):
@@ -244,3 +236,17 @@ class TicketQueue:
         self._stages.end(tx, Stage.TICKET, ticket, worker=record.worker, outcome="failed", reason=shorten(reason))
         self._groups.fail_member(tx, record.group, record.member, reason)
         self._groups.withdraw(tx, ticket)
+
+
+def _check_match(trajectory: Trajectory, ticket: TicketRecord, group: GroupRecord) -> None:
+    """Raises RefusedError: the trajectory is not the one that its ticket is for."""
+    name = trajectory.id
+    if (trajectory.group_id, trajectory.member) != (ticket.group, ticket.member):
+        raise RefusedError(
+            f"{name} is marked as member {trajectory.member} of {trajectory.group_id}, but its ticket is for "
+            f"member {ticket.member} of {ticket.group}"
+        )
+    if trajectory.is_demonstration != group.is_demonstration(ticket.member):
+        kinds = ["an episode", "a demonstration"]
+        was, expected = kinds if group.is_demonstration(ticket.member) else reversed(kinds)
+        raise RefusedError(f"{name} is {was}, but its ticket is for {expected}")

@@ -169,6 +169,42 @@ def mean_change(first: Sequence[float], last: Sequence[float], averaged: int) ->
     return Change(fmean(first[:averaged]), fmean(last[-averaged:])) if first and last else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The facts of a run that are in its store. Empty if the store cannot be read.
+
+    - `counts`: the counters of the replay
+    - `trajectories`: the number of trajectories by their end
+    - `letters`: the number of dead letters by their kind; `reasons`: the most frequent reasons of failures
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    trajectories: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    letters: Mapping[str, int] = field(default_factory=Counter[str])
+    reasons: dict[str, int] = field(default_factory=dict)
+    newest_failure: str = ""
+    changes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: Run) -> _Stored:
+        """Raises StoreError: the store cannot be read."""
+        with run.stored() as stored:
+            counts, letters = stored.counters(), stored.dead_letters()
+            kinds = sum(stored.each(count_letters), Counter[str]())
+            changes = [f"{each.text} from step {each.step}" for each in stored.changes()]
+            kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run.folder)))
+        return cls(
+            counts,
+            _by_end(counts, sum(each["trained"] for each in kept)),
+            {"episodes": counts["failures"], "scorings": counts["scoring_failures"]},
+            kinds,
+            _frequent(group_failures(letters)),
+            _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else "",
+            changes,
+        )
+
+
 def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
     """The summary of the run in a folder. `resume` is the command that continues it."""
     run_dir, steps = run.folder, _Steps()
@@ -176,25 +212,13 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         steps.add(line)
     averaged, evidence = averaged_steps(steps.trained), read_evidence(run, is_running=False)
     warnings: list[str] = []
-    trajectories: dict[str, int] = {}
-    failures: dict[str, int] = {}
-    kinds = Counter[str]()
-    reasons: dict[str, int] = {}
-    changes: list[str] = []
+    found = _Stored()
     try:
-        with run.stored() as stored:
-            counts, letters = stored.counters(), stored.dead_letters()
-            kinds = sum(stored.each(count_letters), kinds)
-            changes = [f"{each.text} from step {each.step}" for each in stored.changes()]
-            kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
+        found = _Stored.of(run)
     except StoreError as error:
         warnings.append(f"the store cannot be read: {error}")
     else:
-        trajectories = _by_end(counts, sum(each["trained"] for each in kept))
-        failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
-        reasons = _frequent(group_failures(letters))
-        newest = _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else ""
-        evidence = replace(evidence, counts=counts, newest_failure=newest)
+        evidence = replace(evidence, counts=found.counts, newest_failure=found.newest_failure)
     if result == "solved":
         evidence = replace(evidence, solved=reason)
     health = judge(evidence)
@@ -202,7 +226,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     if not steps.trained and result == "stopped":
         remarks.append("the run was stopped before its first step, so nothing was trained")
     elif not steps.trained:
-        failures_in = f" and `asyncrl inspect dead-letters {quoted(run_dir)}`" if reasons else ""
+        failures_in = f" and `asyncrl inspect dead-letters {quoted(run_dir)}`" if found.reasons else ""
         warnings.append(f"no step was trained: see {run_dir / 'logs'}{failures_in}")
     return RunSummary(
         run=str(run_dir),
@@ -216,11 +240,11 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         outcome=steps.change("outcome", averaged),
         entropy=steps.change("entropy", averaged),
         held_out=_held_out(run),
-        trajectories=trajectories,
-        failures=failures,
-        dead_letters={name: kinds[name] for name in KINDS},
-        reasons=reasons,
-        changes=changes,
+        trajectories=found.trajectories,
+        failures=found.failures,
+        dead_letters={name: found.letters[name] for name in KINDS},
+        reasons=found.reasons,
+        changes=found.changes,
         errors=_errors(run),
         elapsed_s=round(elapsed_s(run), 1),
         shares=recent_shares(evidence.actors),
@@ -228,7 +252,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         remarks=remarks,
         speed=_speed(run, steps) if steps.trained else {},
         files=files_of(run, result in COMPLETE),
-        next=_next(run, result, bool(reasons), resume),
+        next=_next(run, result, bool(found.reasons), resume),
     )
 
 

@@ -3,9 +3,9 @@
 Such code may run forever, block the interpreter in a regular expression, use up the memory, or crash. None of that may
 stop the scorer or become a reward.
 
-If a request takes too long, the process that runs it writes its stacks and ends itself. If it does not, the scorer
-kills it. A process that crashes writes its stacks, too, and one that calls `os._exit` writes the user's part of its
-stack. The scorer logs the stacks, and its error names the line of the user's code.
+If a request takes too long, the process that runs it writes its stacks and ends itself (`judge_program.py`). If it does
+not, the scorer kills it. A process that crashes writes its stacks, too, and one that calls `os._exit` writes the user's
+part of its stack. The scorer logs the stacks, and its error names the line of the user's code.
 
 Each request has a random number, which its answer must have, too. Code can write answers of its own into the pipe. So
 an answer that is still in the pipe after a request must not count as the answer to the next one.
@@ -16,7 +16,6 @@ the code, and the code might treat this error as a wrong answer.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
 import os
@@ -27,24 +26,21 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import psutil
-from msgspec.structs import replace
 
 from asyncrl import wire
-from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
+from asyncrl.errors import ConfigError, ScoringError, WireError
 from asyncrl.machine.child import Guarded
-from asyncrl.machine.own_exits import reported_exits
 from asyncrl.scoring.pipe import TimedPipe
-from asyncrl.text import encodable, is_own, line_in_stacks, printable, reason_of
+from asyncrl.text import line_in_stacks
 from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -64,10 +60,6 @@ refused because of this variable. Otherwise processes would start further proces
 
 _MOST_STACKS = 1 << 18
 """The bytes of stacks that are read."""
-
-Answer = Callable[[Sequence[Message], float], Message]
-"""Answers a request, which consists of several messages. The second argument is the deadline for the answer, on the
-clock `time.monotonic`. An exception ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +100,8 @@ class SlowStartError(ConfigError):
 
 
 class JudgePool:
-    """Up to `processes` processes, each of which runs the module `program`. The module must call `serve`, which
-    receives `settings`.
+    """Up to `processes` processes, each of which runs the module `program`. The module must call
+    `judge_program.serve`, which receives `settings`.
 
     The first process starts at once, to report code that cannot be loaded. The other processes start when they are
     needed. With `starts_later`, the first process starts with the first request, too, in the background. The processes
@@ -253,7 +245,7 @@ class JudgePool:
 
 
 class _JudgeProcess:
-    """A process that runs `serve`, and the pipe to the process. The pipe carries messages in the wire format.
+    """A process that runs `judge_program.serve`, and the pipe to it, which carries messages in the wire format.
 
     The process leads its own session, so that all processes that its code has started are killed with it. A guard kills
     them if this process ends.
@@ -386,92 +378,3 @@ def _resident(process: psutil.Process) -> int:
             return int(process.memory_info().rss)
         return int(getattr(memory, "pss", memory.uss))
     return 0
-
-
-def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """Answer each request from the pipe until the pipe is closed. Then kill all processes of the session, including
-    this process.
-
-    `arguments`, from the command line, hold the file descriptors of the pipe and of the file for stacks. The pipe's
-    first message has the settings, among them `timeout_s`, the limit of a request. `load` makes the answering function
-    from the settings; an error that `load` raises is sent to the scorer.
-    """
-    # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to this process too, which ignores
-    # them, because the scorer may still need it.
-    for ignored in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(ignored, signal.SIG_IGN)
-    fd, stacks = map(int, arguments)
-    # Processes that the code starts must not inherit the pipe, since they would hold it open.
-    for each in (fd, stacks):
-        os.set_inheritable(each, False)
-    faulthandler.enable(stacks)
-
-    def report(status: int) -> int:
-        own = [each for each in traceback.extract_stack()[::-1] if is_own(each.filename)]
-        lines = [f'  File "{each.filename}", line {each.lineno} in {each.name}\n' for each in own]
-        os.write(stacks, "".join(lines).encode())
-        return status
-
-    output = sys.stdout  # The code may replace it.
-    try:
-        with closing(TimedPipe(socket.socket(fileno=fd))) as pipe, suppress(EOFError), reported_exits(report):
-            _serve(pipe, stacks, output, json.loads(pipe.receive()), load)
-    except Exception:
-        logger.exception("a process that runs users' code has failed")
-    finally:
-        _flush(output)
-        os.killpg(0, signal.SIGKILL)
-
-
-def _serve(
-    pipe: TimedPipe,
-    stacks: int,
-    output: TextIO,
-    settings: Mapping[str, Any],
-    load: Callable[[Mapping[str, Any]], Answer],
-) -> None:
-    """Make the function that answers, then answer requests without end. Raises EOFError: the pipe was closed."""
-    try:
-        answer = load(settings)
-    except AsyncrlError as error:
-        _send(pipe, failed(str(error)))
-        return
-    except BaseException as error:
-        logger.exception("a process that runs users' code cannot start")
-        _send(pipe, failed(reason_of(error)))
-        return
-    _send(pipe, Message("ready"))
-    while True:
-        count, number = map(int, pipe.receive().split())
-        requests = [pipe.receive() for _ in range(count)]
-        faulthandler.dump_traceback_later(settings["timeout_s"], exit=True, file=stacks)
-        deadline = time.monotonic() + settings["timeout_s"]
-        messages = [wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests]
-        try:
-            reply = answer(messages, deadline)
-        except Exception:
-            raise
-        except BaseException as error:  # noqa: BLE001 - users' code raised it: this process gets no signal to stop
-            reply = failed(f"{settings['judge']} raised {reason_of(error)}")
-        faulthandler.cancel_dump_traceback_later()
-        _flush(output)
-        _send(pipe, replace(reply, sequence=number))
-
-
-def _flush(output: TextIO) -> None:
-    """Write the code's output, which Python keeps in a buffer if it goes to a file."""
-    with suppress(ValueError, OSError):  # The code may have closed it. That is no failure of the request.
-        output.flush()
-
-
-def failed(reason: str) -> Message:
-    """The answer to a request that failed: the reason, without escape sequences for terminals, and no score."""
-    return Message("failed", 0, {"reason": printable(encodable(reason))})
-
-
-def _send(pipe: TimedPipe, message: Message) -> None:
-    try:
-        frames = wire.encode(message)
-    except WireError as error:
-        frames = wire.encode(replace(failed(f"the scores cannot be sent: {error}"), sequence=message.sequence))
-    pipe.send(wire.join(frames))

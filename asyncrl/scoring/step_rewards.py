@@ -24,7 +24,8 @@ from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.network.throttle import ErrorLogger
-from asyncrl.scoring.judges import Answer, JudgePool, Limits, failed, serve
+from asyncrl.scoring.judge_program import Answer, failed, serve
+from asyncrl.scoring.judges import JudgePool, Limits
 from asyncrl.scoring.rules.base import completed, plain
 from asyncrl.scoring.rules.confined import Confinement, limit_memory
 from asyncrl.scoring.shaping import Scores

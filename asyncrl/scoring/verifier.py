@@ -16,7 +16,8 @@ from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.sandbox.sandboxes import Sandbox, open_sandbox
-from asyncrl.scoring.judges import Answer, JudgePool, Limits, failed, serve
+from asyncrl.scoring.judge_program import Answer, failed, serve
+from asyncrl.scoring.judges import JudgePool, Limits
 from asyncrl.scoring.rules.base import RuleInput, RuleScores, RunStep
 from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleSet, load_rules

@@ -167,6 +167,7 @@ async def test_an_answer_without_a_call_or_a_cut_one_ends_the_episode_and_so_do_
         assert len(game.taken) == steps + 1, "only the reset"
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_full_or_starts_later_is_asked_again():
     game, port = Guessing(full=2), free_ports(1)
     agent = OpenEnvAgent(f"http://127.0.0.1:{port}", sessions=1)
@@ -211,7 +212,7 @@ async def rewards_hugely(socket: web.WebSocketResponse) -> None:
         (ends, "ended the connection"),
         (talks, "not JSON"),
         (floods, "ended the connection"),
-        (is_silent, "took more than"),
+        pytest.param(is_silent, "took more than", marks=pytest.mark.slow),
         (rewards_oddly, "not a finite number"),
         (rewards_hugely, "not a finite number"),
     ],

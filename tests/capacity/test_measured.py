@@ -86,6 +86,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_the_runs_files(run: Path) -> None:
     found = describe(Run(run))
     rates = found.rates
@@ -101,6 +102,7 @@ def test_rates_are_those_of_the_runs_files(run: Path) -> None:
     assert found.sizes == Sizes(engines=1, concurrency=16, learner_gpus=2, batch_size=16, group_size=2, max_lag=3)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
     write_rows(run / "metrics" / "learner.jsonl", [STEP] * 3)
     with pytest.raises(
@@ -211,6 +213,7 @@ def test_splits_leave_gpus_for_both_sides(gpus: int) -> None:
     assert len({each.learner_gpus for each in found}) == len(found) == min(gpus - 1, 5)
 
 
+@pytest.mark.slow
 def test_busy_engines_whose_tokens_are_thrown_away_are_not_said_to_need_more_gpus() -> None:
     rates = Rates(tasks=[[TypicalEpisode(sampled=100, tokens=200)]], pass_s=0.01, request_s=1e-3, token_s=0.0)
     run = RunDescription(rates, Sizes(engines=2, batch_size=32, group_size=8, concurrency=32))

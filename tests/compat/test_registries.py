@@ -21,6 +21,7 @@ LOADED = {"asyncrl.replay.store", "asyncrl.actor.worker", "asyncrl.scoring.worke
 """A module of each role."""
 
 
+@pytest.mark.slow
 def test_no_source_outside_of_compat_and_the_tables_names_it() -> None:
     sources = (path for path in PACKAGE.rglob("*.py") if "compat" not in path.relative_to(PACKAGE).parts)
     # tensorboard has a package of that name.

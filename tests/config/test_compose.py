@@ -96,6 +96,7 @@ def test_a_word_that_cannot_be_used_is_refused_in_one_line(required: list[str], 
     assert lines[0].startswith(line)
 
 
+@pytest.mark.slow
 def test_all_that_is_wrong_is_refused_at_once() -> None:
     words = ["learner.stepz=3", "learner.lr=fast", "actor.concurrency=0", "learner.eval_every=5"]
     assert [line.split("=")[0].split(":")[0] for line in refused(words)] == [
@@ -104,6 +105,7 @@ def test_all_that_is_wrong_is_refused_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_wrong_file_of_an_experiment_brings_no_errors_of_what_it_may_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +185,7 @@ def stored_in_groups() -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 def test_files_of_a_user_stay_in_the_memory_of_hydra_for_one_composition_only(
     required: list[str], tmp_path: Path
 ) -> None:
@@ -283,6 +286,7 @@ def test_a_file_of_the_folder_is_proposed_for_a_wrong_path_and_for_its_name(
     assert refused(["experiment=first"], folder)[0].endswith("for the file first.yaml write experiment=./first.yaml")
 
 
+@pytest.mark.slow
 def test_several_threads_read_configurations(required: list[str], folder: Path) -> None:
     def steps(number: int) -> int | None:
         file = folder / f"{number}.yaml"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from asyncrl.config.imports import imported
+from asyncrl.config.imports import files_in, imported
 from asyncrl.errors import ConfigError
 
 
@@ -55,3 +58,25 @@ def test_an_error_in_the_users_own_module_is_named_with_its_line(
 def test_a_path_that_leads_nowhere_is_refused_with_its_form(path: str) -> None:
     with pytest.raises(ConfigError, match=r"give module\.function, with the module's folder on PYTHONPATH"):
         imported(path, f"rule={path}")
+
+
+@pytest.fixture
+def _busy_imports() -> Iterator[None]:
+    """Whenever garbage is collected, which is all the time, another module is imported."""
+
+    def one_more(phase: str, _: object) -> None:
+        sys.modules[f"imported_meanwhile_{len(sys.modules)}"] = sys
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(one_more)
+    gc.set_threshold(1)
+    yield
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(one_more)
+    for name in [each for each in sys.modules if each.startswith("imported_meanwhile_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_busy_imports")
+def test_other_threads_may_import_while_the_files_of_a_pickle_are_found() -> None:
+    assert files_in(b"") == []

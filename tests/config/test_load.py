@@ -68,6 +68,7 @@ def test_cfg_shows_what_would_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert "steps: 7" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_demo_refuses_a_wrong_word_before_it_prepares_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

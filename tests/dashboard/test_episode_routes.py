@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.dashboard.vocabulary import load_vocabulary
@@ -51,6 +53,7 @@ def test_a_search_finds_what_was_asked_and_answered_in_groups_and_episodes(tmp_p
     assert "search" not in values([run], "/api/runs/run/episodes")
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     run = make_kept(tmp_path / "run")
     for path, wanted, reason in (

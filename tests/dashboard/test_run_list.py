@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.dashboard.support import make_run, values
 from tests.runs.support import write_run
 from tests.runs.test_table import fine_tuning
@@ -29,6 +31,7 @@ def test_a_run_without_a_configuration_has_a_row(tmp_path: Path) -> None:
     assert (row["step"], row["steps"], row["configuration"]) == (5, None, {})
 
 
+@pytest.mark.slow
 def test_the_overview_of_a_fine_tuning_has_no_problem_and_only_its_own_choices(tmp_path: Path) -> None:
     found = values([fine_tuning(tmp_path / "sft", [1.0])], "/api/runs/sft/overview")
     assert (found["problems"], found["warnings"], found["waits_text"]) == ([], [], "")

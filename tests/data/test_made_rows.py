@@ -262,4 +262,4 @@ def test_whole_rows_keep_all_columns_and_other_rows_none(tmp_path: Path, kind: s
     assert first == {**named, "ability": None}
     assert (second["agent_name"], second["ability"]) == (None, "math")
     assert tasks.texts_of("agent_name") == {"twice": 0}
-    assert tasks.texts_of("index") == {"0": 0, "1": 1}
+    assert tasks.texts_of("data_source") == {"sums": 0}

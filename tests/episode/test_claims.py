@@ -130,6 +130,7 @@ def test_equal_tokens_of_two_branches_may_have_either_log_prob() -> None:
         follow(recorder, claim([1, 3, 4], [0, 1, 1], [0, -1, -3]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_what_is_trained_was_sampled_and_claimed_and_no_claim_makes_more(data: st.DataObject) -> None:

@@ -85,6 +85,7 @@ def test_a_split_that_cannot_be_used_is_refused_with_the_fix(name: str, fix: str
         find_split(name)
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(st.sampled_from("ab \n\t解é"), min_size=1), min_size=1, max_size=3), st.booleans())
 def test_steps_cover_each_turn_and_lose_nothing(turns: list[str], stop: bool):
     whole = texts("turn", *turns, stop=stop)
@@ -92,6 +93,7 @@ def test_steps_cover_each_turn_and_lose_nothing(turns: list[str], stop: bool):
         assert "".join(texts(split, *turns, stop=stop)) == "".join(whole)
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(st.sampled_from("ab 解é"), min_size=1).filter(str.strip), min_size=1, max_size=5))
 def test_each_paragraph_is_one_step(paragraphs: list[str]):
     assert len(texts("paragraph", "\n\n".join(paragraphs))) == len(paragraphs)

@@ -41,6 +41,7 @@ def make_config() -> TrainConfig:
     return config
 
 
+@pytest.mark.slow
 def test_the_same_configuration_resumes_and_resumable_options_may_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_stop_before_the_roles_are_started_starts_none_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_said_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_run_folder_has_one_owner_at_a_time(tmp_path: Path, monkeypatch: pytes
     assert owner_of(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_a_request_of_another_process_is_taken_and_waits_for_the_end(
     owner: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_owner_that_was_killed_owns_nothing_and_leaves_no_request(
     assert not (tmp_path / "stop").exists()
 
 
+@pytest.mark.slow
 def test_the_owner_on_another_host_is_known_by_the_shared_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "supervised").write_text(json.dumps({"host": "elsewhere", "pid": 7}))
     requests, shown, asked = StopRequests(tmp_path), list[str](), threading.Event()

@@ -59,6 +59,7 @@ def test_without_a_supervisor_the_command_says_so_and_leaves_no_wish_behind(tmp_
     Scaler(tmp_path, lambda counts: pytest.fail("an old wish")).update()
 
 
+@pytest.mark.slow
 def test_two_commands_at_once_are_both_answered(tmp_path: Path) -> None:
     done: list[int] = []
     scaler = Scaler(tmp_path, lambda counts: done.append(counts["actors"]))

@@ -28,6 +28,7 @@ def test_without_a_gpu_ranks_exchange_in_each_pass_and_gather_all_layers_twice(m
     assert make_trained(model, ranks).exchange == Exchange(once=False, reshard=1.0)
 
 
+@pytest.mark.slow
 def test_the_first_rank_tells_when_ranks_on_the_cpu_exchange(
     model: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture
 ):
@@ -68,6 +69,7 @@ def test_ranks_exchange_as_rarely_as_the_memory_allows(model: Path, ranks: Ranks
         assert ("once an update: activations" in caplog.messages[-1]) == once
 
 
+@pytest.mark.slow
 def test_experts_that_ranks_spread_take_no_memory_of_the_exchange(mixture: Path, ranks: Ranks):
     spread = replace(ranks, expert_mesh=init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=EXPERT_MESH))
     policy = make_trained(mixture, spread)

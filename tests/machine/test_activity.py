@@ -150,6 +150,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_does_not_outlive_who_started_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS, str(tmp_path), HANGS]) as starter:
         pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))

@@ -26,7 +26,7 @@ def plain(hidden: Tensor, head: torch.nn.Linear, targets: Tensor) -> tuple[Tenso
     ("chunk_logits", "compiled"),
     [
         *((limit, False) for limit in (1, 7 * VOCABULARY, None)),
-        pytest.param(7 * VOCABULARY, True, marks=pytest.mark.slow),
+        pytest.param(7 * VOCABULARY, True, marks=pytest.mark.heavy),
         *(pytest.param(limit, True, marks=pytest.mark.long) for limit in (1, None)),
     ],
 )
@@ -91,6 +91,7 @@ def test_the_probability_that_two_draws_are_the_same_is_summed_in_chunks(cap: fl
     assert not found.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bias", "cap"), [(False, None), (True, None), (True, 0.5)])
 def test_its_gradients_are_those_of_finite_differences(bias: bool, cap: float | None):
     hidden, head, targets = made(torch.float64, bias)

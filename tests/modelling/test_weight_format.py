@@ -20,6 +20,7 @@ from tests.families import FAMILIES, family_model
 from tests.mixtures import BIASED, MIXTURES, mixture, save_mixture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_published_tensors_are_those_that_save_pretrained_writes_and_become_the_models_again(
     family: str, tmp_path: Path

@@ -190,6 +190,7 @@ async def test_a_stranger_gets_one_answer_whatever_it_pipelines() -> None:
         assert server.answered == 0
 
 
+@pytest.mark.slow
 async def test_a_refused_body_that_does_not_come_ends_its_connection() -> None:
     async with served() as server:
         (stranger,) = await server.strangers(1)
@@ -258,6 +259,7 @@ async def test_requests_with_a_key_may_be_pipelined() -> None:
             assert (await client.answer()).endswith(b"served")
 
 
+@pytest.mark.slow
 async def test_an_answer_that_is_not_read_ends_its_connection_in_time() -> None:
     async with served() as server:
         client = await server.client()

@@ -22,6 +22,7 @@ class Hello(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.slow
 def test_a_client_reaches_loopback_though_the_environment_names_a_dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*PROXIES, *EXCEPTIONS):
         monkeypatch.delenv(name, raising=False)

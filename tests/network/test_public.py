@@ -338,6 +338,7 @@ async def test_a_host_that_is_no_address_in_its_usual_form_is_a_fault_of_the_url
             await get_public(f"http://{host}/", 100, 10.0)
 
 
+@pytest.mark.slow
 def test_a_packed_body_is_unpacked_up_to_the_limit():
     def packed(content: bytes, encoding: str = "gzip") -> Handler:
         async def page(request: web.Request) -> web.StreamResponse:

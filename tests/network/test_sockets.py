@@ -125,6 +125,7 @@ def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_go_on(listener: Li
         assert received(listener, 0.3) in (None, b"and this")
 
 
+@pytest.mark.slow
 def test_a_socket_with_keys_and_no_gate_accepts_nobody(context: zmq.Context[Any], keys: Path) -> None:
     own = server_of(keys)
     with context.socket(zmq.ROUTER) as socket:

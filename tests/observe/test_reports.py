@@ -21,6 +21,7 @@ def rows(folder: Path, name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "run" / "metrics" / f"{name}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_process_is_counted_once_however_many_files_of_metrics_it_has(tmp_path: Path) -> None:
     with open_reports(config_in(tmp_path), "scoring-0") as reports:
         first, second = reports.metrics("scoring-0-shard-0"), reports.metrics("scoring-0-shard-1")

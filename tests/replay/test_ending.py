@@ -63,6 +63,7 @@ def test_a_learner_that_goes_on_or_a_restart_of_the_replay_revokes_the_end(core:
     assert not hears_it(core, "a")
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_work_hears_it_over_the_socket_and_the_server_returns(tmp_path: Path) -> None:
     with ReplayThread(tmp_path) as replay:
         replay.client("learner").finished()

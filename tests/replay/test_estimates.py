@@ -27,6 +27,7 @@ def chosen(subset: Sequence[tuple[str, float]]) -> float:
     return fmean(fmean(value for other, value in subset if other == vote) for vote in most)
 
 
+@pytest.mark.slow
 @given(ATTEMPTS, st.data())
 def test_they_are_the_means_over_all_subsets(attempts: list[tuple[str, float]], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(attempts)))

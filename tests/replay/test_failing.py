@@ -47,6 +47,7 @@ def test_the_oldest_dead_letters_make_room_for_new_ones_and_are_counted(tmp_path
     assert core.status()["failures"] == 25
 
 
+@pytest.mark.slow
 def test_dead_letters_with_their_episodes_take_no_more_bytes_than_they_may(tmp_path: Path) -> None:
     """Without the bound they would fill the store to its high-water mark, and no ticket would be issued any more."""
     core = Core(tmp_path, make_settings(max_dead_letter_bytes=100_000, high_water_bytes=1_000_000))

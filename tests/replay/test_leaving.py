@@ -80,6 +80,7 @@ def test_a_worker_tells_all_shards_of_its_end_at_once(monkeypatch: pytest.Monkey
     assert sorted(told) == endpoints
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_in_the_replay_gets_nothing_of_what_its_worker_hands_back(tmp_path: Path) -> None:
     settings = make_settings(group_size=4, batch_size=4)
     with ReplayThread(tmp_path, settings) as replay:

@@ -125,6 +125,7 @@ def test_the_pace_outlives_the_replay_and_keeps_to_a_tighter_age_bound(tmp_path:
     assert ahead(core) == 5 * BATCH
 
 
+@pytest.mark.slow
 def test_a_version_of_several_steps_always_has_room_for_its_batches(tmp_path: Path) -> None:
     core = paced(tmp_path, admission=Admission(1, 3 * BATCH), publish_every=3)
     for version in range(10):
@@ -158,6 +159,7 @@ def test_every_sampler_that_plans_ahead_may_be_paced_and_no_other(kind: str) -> 
     assert ReplayConfig(sampler=config).can_pace == sampler_of(config).plans_ahead
 
 
+@pytest.mark.slow
 def test_a_learner_that_still_waits_gets_more_until_all_that_the_age_bound_admits_is_started(tmp_path: Path) -> None:
     """All that was started may hang, and what is started then, too."""
     core = settled(tmp_path)

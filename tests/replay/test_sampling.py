@@ -37,6 +37,7 @@ def test_fifo_takes_what_was_complete_first_oldest_what_is_oldest_and_freshest_w
     assert [index for index, _ in Freshest().choose(READY[::-1], 2, rng())] == [1, 2]
 
 
+@pytest.mark.slow
 def test_priorities_follow_the_power_of_the_spread() -> None:
     sampler = Prioritised(alpha=1.0, beta=1.0)
     drawn = Counter(names(sampler.choose(READY, 1, rng(seed)))[0] for seed in range(3000))

@@ -54,6 +54,7 @@ def work(client: ReplayClient, count: int) -> list[str]:
     return [ticket.id for ticket in tickets]
 
 
+@pytest.mark.slow
 def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
     shards: list[ReplayThread], tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
         assert stored.plan(0) == plan
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when_it_is_back(
     shards: list[ReplayThread], tmp_path: Path
 ) -> None:
@@ -105,6 +107,7 @@ def play(client: ReplayClient, *outcomes: float) -> None:
     client.label([make_labels(each.trajectory.id, outcomes[index % 2]) for index, each in enumerate(leases)])
 
 
+@pytest.mark.slow
 def test_a_run_is_solved_only_once_the_tasks_of_all_shards_are(tmp_path: Path) -> None:
     with ExitStack() as stack:
         filters = Filters(zero_variance=True)

@@ -194,4 +194,12 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestReplay.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+class LongReplayMachine(ReplayMachine):
+    """The same, with many more orders of events."""
+
+
+TestReplayForLong = pytest.mark.heavy(LongReplayMachine.TestCase)
+TestReplayForLong.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

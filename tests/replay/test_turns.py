@@ -15,6 +15,7 @@ import zmq
 from asyncrl.errors import BusyError, RefusedError
 from asyncrl.machine.activity import Activity
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.committer import PATIENCE_S, TICK_S
 from asyncrl.replay.ending import LATEST_S
 from asyncrl.replay.failure_limit import FEWEST, SINGLE_GROUP_S
 from asyncrl.replay.messages import (
@@ -46,7 +47,7 @@ from asyncrl.replay.protocol import (
     Published,
     PutTrajectory,
 )
-from asyncrl.replay.server import BATCH, COMPANY_S, PATIENCE_S, TICK_S, ReplayServer
+from asyncrl.replay.server import BATCH, COMPANY_S, ReplayServer
 from asyncrl.replay.service import PUT_OFF_S, ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store

@@ -321,7 +321,15 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroups = pytest.mark.slow(GroupMachine.TestCase)
-TestGroups.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestGroups.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+
+
+class LongGroupMachine(GroupMachine):
+    """The same, with many more orders of events."""
+
+
+TestGroupsForLong = pytest.mark.heavy(LongGroupMachine.TestCase)
+TestGroupsForLong.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 
 
 def test_a_group_was_leased_as_often_as_the_member_that_was_leased_most_often() -> None:

@@ -120,6 +120,7 @@ def test_it_names_the_tools_and_loops_that_played(
     assert not any(each in text for each in hidden)
 
 
+@pytest.mark.slow
 def test_a_card_on_the_hub_names_the_model_there(tmp_path: Path) -> None:
     text = named(written(write_run(tmp_path / "run", [0.1])), "owner/name")
     assert 'path = "owner/name"' in text

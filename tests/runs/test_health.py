@@ -191,6 +191,7 @@ def test_a_filter_that_refuses_nearly_everything_is_warned_of() -> None:
     assert texts(Evidence("runs/x", refusing="the filters refuse all"))["filter"] == "the filters refuse all"
 
 
+@pytest.mark.slow
 def test_rewards_of_an_environment_without_a_weight_are_warned_of_once_an_episode_has_some(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1, 0.2])
     scorer = JsonLines(metrics_file(folder, "scoring-0"), lambda: 110.0)
@@ -220,6 +221,7 @@ def test_a_trend_has_a_way_only_beyond_its_noise() -> None:
     assert of_evaluations([], "eval/accuracy") is None
 
 
+@pytest.mark.slow
 def test_the_evidence_of_a_run_is_its_first_newest_and_spread_rows(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "run", [step / 400 for step in range(400)]))
     seen = read_evidence(run, is_running=False)
@@ -252,6 +254,7 @@ def test_an_actor_whose_clock_is_ahead_hides_no_other_actor(tmp_path: Path) -> N
     assert recent_shares(read_evidence(Run(tmp_path), is_running=True).actors) == {"truncated": 0.5}
 
 
+@pytest.mark.slow
 def test_console_page_status_and_summary_say_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", [0.1, 0.2, 0.3, 0.4])
     run = Run(folder)

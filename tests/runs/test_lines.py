@@ -32,6 +32,7 @@ def written(count: int, padding: int) -> Iterator[LineFile]:
             yield file
 
 
+@pytest.mark.slow
 @given(st.integers(0, 60), st.integers(2, 80), st.integers(0, 3000))
 def test_a_sample_is_in_order_with_both_ends_and_no_row_twice(count: int, points: int, padding: int) -> None:
     with written(count, padding) as file:

@@ -51,6 +51,7 @@ def test_a_running_run_has_the_same_progress_on_console_status_and_page(run: Run
     assert f"{page['tokens_per_s']:.0f}" == shown["sampled tokens/s now"] == "61"
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_has_the_same_results_on_console_page_and_report(run: Run) -> None:
     text = write_summary(run, 80, "done", "", "")
     console = dict(line.strip().split("  ", 1) for line in text.splitlines() if line.strip().count("  "))
@@ -65,6 +66,7 @@ def test_a_run_that_has_ended_has_the_same_results_on_console_page_and_report(ru
     assert dict(summary_rows(report.summary))["reward"] == console["reward"].strip()
 
 
+@pytest.mark.slow
 def test_the_console_counts_the_time_of_earlier_starts_as_the_summary_does(run: Run) -> None:
     starts = [{"time": START}, {"time": START + 10_000.0}]
     (run.folder / ENVIRONMENT_FILE).write_text(json.dumps({"starts": starts}))

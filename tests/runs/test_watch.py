@@ -54,6 +54,7 @@ def shown(stalls: Stalls) -> list[str]:
     return [line.plain for line in stall_lines(stalls.values())]
 
 
+@pytest.mark.slow
 def test_the_status_says_that_a_role_waits_for_room_on_the_disk_and_not_that_all_is_well(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "run", [0.1] * 30))
     now = [AT.timestamp() + 3600]
@@ -73,6 +74,7 @@ def test_the_status_says_that_a_role_waits_for_room_on_the_disk_and_not_that_all
         assert reader.read(None, run.settings()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("free", "is_told"), [(40 << 10, True), (1 << 30, False)])
 def test_a_full_disk_on_which_no_role_can_write_why_it_waits_is_told(tmp_path: Path, free: int, is_told: bool) -> None:
     run = Run(write_run(tmp_path / "run", [0.1] * 4))
@@ -83,6 +85,7 @@ def test_a_full_disk_on_which_no_role_can_write_why_it_waits_is_told(tmp_path: P
     assert text == f"learner has been starting{told if is_told else ''}"
 
 
+@pytest.mark.slow
 def test_the_page_warns_of_the_newest_errors_of_roles(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "run", [0.1] * 4))
     with running(run.folder, datetime.now().timestamp()):

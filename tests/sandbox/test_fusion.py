@@ -84,6 +84,7 @@ def test_standard_error_is_left_out_where_it_is_not_wanted():
     assert read_answer(answer("Success", stdout="a", stderr="b"), errors=False).printed == "a"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failure",
     [

@@ -33,7 +33,22 @@ def managers(folder: Path, **settings: Any) -> Iterator[Managers]:
 
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Managers]:
-    with managers(tmp_path_factory.mktemp("policy"), batch_groups=2) as opened:
+    """Managers of several data sources in one process, since each process takes seconds to start."""
+    folder = tmp_path_factory.mktemp("policy")
+    loop_manager = Path(__file__).parents[1] / "data" / "verl" / "loop_manager.py"
+    (folder / "brief.py").write_text(loop_manager.read_text())
+    sources = {
+        "double": {"params": {"top": 2.0}},
+        "ranked": {"name": RANKING, "compute_score": "tests.scoring.shares.length"},
+        "none": None,
+        "rows": {
+            "name": f"{folder}/brief.py:BriefRewardManager",
+            "compute_score": "tests.scoring.shares.digits",
+            "compute_score_params": {"worth": 2.0},
+            "params": {"points": 3.0},
+        },
+    }
+    with managers(folder, batch_groups=2, sources=sources) as opened:
         yield opened
 
 
@@ -89,33 +104,22 @@ def test_a_manager_that_never_ends_is_stopped_by_its_time_limit(tmp_path: Path) 
         assert rewards(judged(opened, group("t1", ["72"]))[0]) == [1.0]
 
 
-def test_data_sources_have_managers_parameters_and_functions_of_their_own(tmp_path: Path) -> None:
-    sources = {
-        "double": {"params": {"top": 2.0}},
-        "ranked": {"name": RANKING, "compute_score": "tests.scoring.shares.length"},
-        "none": None,
-    }
-    with managers(tmp_path, sources=sources) as opened:
-        found = judged(
-            opened,
-            group("t1", ["72", "71"]),
-            group("t2", ["72", "71"], source="double"),
-            group("t3", ["a", "a b c d", "a b"], source="ranked"),
-            group("t4", ["72"], source="none"),
-        )
+def test_data_sources_have_managers_parameters_and_functions_of_their_own(shares: Managers) -> None:
+    found = judged(
+        shares,
+        group("t1", ["72", "71"]),
+        group("t2", ["72", "71"], source="double"),
+        group("t3", ["a", "a b c d", "a b"], source="ranked"),
+        group("t4", ["72"], source="none"),
+    )
     assert [rewards(scores) for scores in found] == [[1, 0], [2, 0], [0, 1, 0.5], []]
     assert [each.outcome for each in found[2]] == [0, 1, 1]
     assert found[2][0].extra == {"acc": 0.0, "group_size": 3.0}
     assert "none has no manager" in str(found[3][0])
 
 
-def test_a_manager_for_single_rows_judges_groups_and_a_row_that_fails_is_named(tmp_path: Path) -> None:
-    source = Path(__file__).parents[1] / "data" / "verl" / "loop_manager.py"
-    (tmp_path / "brief.py").write_text(source.read_text())
-    name, score = f"{tmp_path}/brief.py:BriefRewardManager", "tests.scoring.shares.digits"
-    given = {"compute_score": score, "compute_score_params": {"worth": 2.0}, "params": {"points": 3.0}}
-    with managers(tmp_path, name=name, **given) as opened:
-        good, bad = judged(opened, group("t1", ["72", "none"]), group("t2", ["72", "fail"]))
+def test_a_manager_for_single_rows_judges_groups_and_a_row_that_fails_is_named(shares: Managers) -> None:
+    good, bad = judged(shares, group("t1", ["72", "none"], source="rows"), group("t2", ["72", "fail"], source="rows"))
     assert rewards(good) == [3.0, 0.0]
     assert [each.outcome for each in good] == [2.0, 0.0]
     assert good[0].extra == {"acc": 2.0, "letters": 2.0}

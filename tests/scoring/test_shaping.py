@@ -31,6 +31,7 @@ def test_clip_leaves_only_what_is_missing_and_delta_only_what_a_step_adds():
     assert transformed(SCORES, ShapingConfig()) is SCORES
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20))
 def test_delta_makes_the_steps_from_any_on_sum_to_its_score(values):
     scores = np.array(values, np.float32)
@@ -102,6 +103,7 @@ AGGREGATIONS = ["mean_response", "min", "product", "pooled_last", "per_step"]
 TRANSFORMS: list[list[str]] = [[], ["clip"], ["delta"], ["clip", "delta"]]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=12),
     st.integers(0, 11),

@@ -85,6 +85,7 @@ class Slow(FakePRM):
         return super().score(transcripts)
 
 
+@pytest.mark.slow
 def test_leases_are_renewed_while_one_forward_pass_runs():
     prm = Slow()
 
@@ -100,6 +101,7 @@ def test_leases_are_renewed_while_one_forward_pass_runs():
     assert replay.renewals >= 3
 
 
+@pytest.mark.slow
 def test_a_scorer_that_hangs_ends_instead_of_keeping_its_leases_for_ever():
     prm, replay = Slow(), replay_of([answered("72")])
     with pytest.raises(ScoringError, match=r"no result within scoring\.stall_s=600"):

@@ -84,6 +84,7 @@ async def test_a_request_for_weights_that_does_not_say_its_run_is_refused(contex
         requests.reset()
 
 
+@pytest.mark.slow
 async def test_a_request_over_a_connection_that_was_refused_ends_in_time(tmp_path):
     with zmq.asyncio.Context() as context, zmq.Context() as other:
         locked = Listener(other, "tcp://127.0.0.1:*", server_of(made(tmp_path / "keys")), 1 << 20)

@@ -48,6 +48,7 @@ def received(body):
     return decode(encode(Message("manifest", 1, body))).read(msgspec.msgpack.Decoder(Manifest))
 
 
+@pytest.mark.slow
 @given(MANIFESTS)
 def test_a_manifest_survives_its_message(manifest):
     assert received(manifest) == manifest

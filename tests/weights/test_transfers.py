@@ -83,7 +83,7 @@ class OffersMachine(RuleBasedStateMachine):
 
 
 OffersMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestOffers = OffersMachine.TestCase
+TestOffers = pytest.mark.slow(OffersMachine.TestCase)
 
 
 @pytest.mark.parametrize(

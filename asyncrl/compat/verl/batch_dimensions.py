@@ -30,12 +30,12 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     does: a tensor is nested.
     """
     require(data.batch is not None, "the batch has no tensors")
+    require(len(data) % new_batch_size == 0, f"{len(data)} rows do not divide into {new_batch_size} equal groups")
     if nested := sorted(name for name, tensor in data.batch.items() if tensor.is_nested):
         raise RuntimeError(
             f"{nested} have rows of different lengths, and cannot be folded into groups: pad them "
             "(torch.nested.to_padded_tensor), or take them out (pop)"
         )
-    require(len(data) % new_batch_size == 0, f"{len(data)} rows do not divide into {new_batch_size} equal groups")
     shape = (new_batch_size, len(data) // new_batch_size)
     tensors = {name: tensor.reshape(*shape, *tensor.shape[1:]) for name, tensor in data.batch.items()}
     arrays = {name: each.reshape(*shape, *each.shape[1:]) for name, each in data.non_tensor_batch.items()}

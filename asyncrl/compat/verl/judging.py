@@ -29,7 +29,7 @@ from asyncrl.config.keys import did_you_mean
 from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.network.throttle import ErrorLogger
-from asyncrl.scoring.judges import Answer, failed, serve
+from asyncrl.scoring.judge_program import Answer, failed, serve
 from asyncrl.scoring.rules.base import NOT_FINITE, completed, plain, read_reason
 from asyncrl.scoring.rules.verl import call_options
 from asyncrl.scoring.rules.votes import vote

@@ -15,7 +15,8 @@ from asyncrl.config.imports import file_of, imported, is_new_module, module_of
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.launch.preflight.trial import answered
 from asyncrl.machine.slow_code import watched_code
-from asyncrl.scoring.judges import START_TIMEOUT_S, Answer, EndedError, JudgePool, Limits, failed, serve
+from asyncrl.scoring.judge_program import Answer, failed, serve
+from asyncrl.scoring.judges import START_TIMEOUT_S, EndedError, JudgePool, Limits
 from asyncrl.text import reason_of
 from asyncrl.wire import Message
 

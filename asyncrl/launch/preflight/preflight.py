@@ -80,9 +80,8 @@ def preflight(
         if config.replay.source is not None:
             found.check(partial(_check_source, Path(config.replay.source)))
         found.check(partial(check_keys, config.network.keys))
-        if (
-            config.cluster.launcher == "local"
-        ):  # Other hosts cannot be checked here. The placement checks their devices.
+        if config.cluster.launcher == "local":
+            # Other hosts cannot be checked here. The placement checks their devices.
             found.check(partial(check_ports, config.network, learner, config.replay.shards))
             found.check(partial(check_devices, config))
             warn_of_silent_servers(config.engine)
@@ -93,18 +92,13 @@ def preflight(
         trains = learner.epochs is not None or learner.total_steps > 0
         found.check(partial(check_play, actor, files, trains, trial))
         found.check(partial(check_agent, actor, config.data, config.model, files))
-        with found.collected():
-            _check_models(config, open_own_chat, files, found)
+        found.check(partial(_check_models, config, open_own_chat, files, found))
         if not found.any:
-            RowChecks(
-                actor,
-                scoring,
-                tasks,
-                open_own_chat,
-                partial(ManagerTrial, scoring, config.model, stop),
-                partial(prompt_lengths, config, stop),
-                partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None,
-            ).run(files, trial, found, stop)
+            managers = partial(ManagerTrial, scoring, config.model, stop)
+            measure = partial(prompt_lengths, config, stop)
+            prepare = partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None
+            rows = RowChecks(actor, scoring, tasks, open_own_chat, managers, measure, prepare)
+            rows.run(files, trial, found, stop)
     found.raise_all()
 
 

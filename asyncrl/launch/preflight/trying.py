@@ -44,8 +44,8 @@ from asyncrl.machine.blocked_loop import running_line, watched_loop
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.sandbox.sandboxes import Sandbox, open_sandbox
 from asyncrl.scoring.answers import answer_texts, rule_input, texts_of_steps
-from asyncrl.scoring.judges import Answer as Answering
-from asyncrl.scoring.judges import failed, serve
+from asyncrl.scoring.judge_program import Answer as Answering
+from asyncrl.scoring.judge_program import failed, serve
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import KindUnavailableError, Scorer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -58,11 +58,7 @@ def shard(
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
-    # Ranks that compute a pass together, or exchange tokens or slices, must recompute the same layers.
-    agree = None if ranks.context is None else ranks.context.largest
-    divides_layers = ranks.context is not None and ranks.context.divides_layers
-    agree = ranks.largest if divides_layers or ranks.expert_mesh is not None else agree
-    activations = Activations(share, attention_width(model.config), agree)
+    activations = Activations(share, attention_width(model.config), _agreement(ranks))
     if frozen is not None:
         root.requires_grad_(False)
     # Parameters that `model.freeze` freezes are float32, like the trained ones.
@@ -97,6 +93,15 @@ def shard(
         layer.set_modules_to_forward_prefetch([following])
     fully_shard(root, **options, reshard_after_forward=True)
     return activations
+
+
+def _agreement(ranks: Ranks) -> Callable[[float], float] | None:
+    """The largest value over the ranks that must recompute the same layers: those that compute a pass together, or
+    exchange tokens or slices. None: each rank decides alone."""
+    divides_layers = ranks.context is not None and ranks.context.divides_layers
+    if divides_layers or ranks.expert_mesh is not None:
+        return ranks.largest
+    return None if ranks.context is None else ranks.context.largest
 
 
 def units_of(

@@ -3,6 +3,8 @@
 A process can run while its main thread is stuck in a kernel or a collective. So each rank counts how often its main
 thread advances: with each phase, pass and collective. A rank that waits for the replay or the disk is not stuck, and
 neither are the ranks that wait for it.
+
+Time is counted in polls of the launcher, so that no rank is blamed for a time in which the launcher did not run.
 """
 
 from __future__ import annotations
@@ -85,16 +87,58 @@ def _innermost(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def find_stuck(states: Sequence[RankState], limit_s: float) -> str | None:
-    """Name the rank that is stuck, and describe the other ranks. Returns None if no rank is stuck.
+class Stillness:
+    """Counts for how long the main thread of a rank has not advanced, in seconds of `poll_s` each poll."""
 
-    A rank is stuck if its work has not advanced for `limit_s`. All ranks are stuck if they wait for each other that
-    long.
-    """
-    stuck = [each for each in states if not each.waits and each.still_s >= each.limit_s(limit_s)]
-    working = [each for each in stuck if not each.in_collective]
-    if not stuck or (not working and len(stuck) < len(states)):
-        return None
-    first = max(working or stuck, key=lambda each: each.still_s)
-    others = "".join(f"; {each}" for each in states if each is not first)
-    return f"{first}, and has not advanced for {first.still_s:.0f} s (learner.rank_timeout_s){others}"
+    def __init__(self, poll_s: float) -> None:
+        self._poll_s = poll_s
+        self._heard: RankState | None = None
+        self._still_s = 0.0
+
+    @property
+    def state(self) -> RankState | None:
+        """The state at the last heartbeat, with `still_s`. None before the first heartbeat."""
+        return None if self._heard is None else msgspec.structs.replace(self._heard, still_s=self._still_s)
+
+    def poll(self, heard: RankState | None) -> None:
+        """Count one poll, at which the heartbeat `heard` came, or none."""
+        self._still_s += self._poll_s
+        if heard is None:
+            return
+        last, self._heard = self._heard, heard
+        # A rank that has waited long for other ranks works again when their collective ends. It has advanced then,
+        # although its next phase or collective may not have begun.
+        has_left = last is not None and last.in_collective and not heard.in_collective
+        if last is None or last.advances != heard.advances or heard.waits or has_left:
+            self._still_s = 0.0
+
+
+class StuckFinder:
+    """Finds a rank whose main thread has not advanced for `limit_s`. Each call of `find` counts as `poll_s` seconds."""
+
+    def __init__(self, limit_s: float, poll_s: float) -> None:
+        self._limit_s = limit_s
+        self._poll_s = poll_s
+        self._running: set[int] = set()
+        self._since_end_s = 0.0
+
+    def find(self, states: Sequence[RankState]) -> str | None:
+        """Name the rank that is stuck, and describe the other ranks. Returns None if no rank is stuck. `states` are the
+        states of the ranks that run.
+
+        A rank is stuck if its work has not advanced for the limit. All ranks are stuck if they wait for each other that
+        long, and no rank has ended in this time.
+        """
+        running = {each.rank for each in states}
+        # The ranks that still run may have waited for the rank that has ended. Their last heartbeats may be from before
+        # the end of that wait, since nothing else runs in a process while it collects garbage.
+        self._since_end_s = 0.0 if self._running - running else self._since_end_s + self._poll_s
+        self._running = running
+        stuck = [each for each in states if not each.waits and each.still_s >= each.limit_s(self._limit_s)]
+        working = [each for each in stuck if not each.in_collective]
+        all_wait = len(stuck) == len(states) and self._since_end_s >= self._limit_s
+        if not stuck or not (working or all_wait):
+            return None
+        first = max(working or stuck, key=lambda each: each.still_s)
+        others = "".join(f"; {each}" for each in states if each is not first)
+        return f"{first}, and has not advanced for {first.still_s:.0f} s (learner.rank_timeout_s){others}"

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, UnavailableError
-from asyncrl.learner.ranks.activity import RankState, find_stuck
+from asyncrl.learner.ranks.activity import RankState, StuckFinder
 from asyncrl.learner.ranks.launcher import Meeting, RanksError, Timeouts, all_ended
 from asyncrl.learner.ranks.rendezvous import (
     MAX_MESSAGE_BYTES,
@@ -106,6 +106,7 @@ class FirstHost:
 
     def __init__(self, settings: HostSettings, timeouts: Timeouts, stop: threading.Event) -> None:
         self._timeouts = timeouts
+        self._finder = StuckFinder(timeouts.stuck, timeouts.poll)
         self._others = range(1, settings.nodes)
         self._folder = settings.folder
         self._round = uuid.uuid4().hex
@@ -183,7 +184,7 @@ class FirstHost:
                 if each.silent_s >= self._timeouts.silence:
                     self._fail(f"host {node} has not been heard of for {each.silent_s:.0f} s")
             every = [*states, *(state for each in running.values() for state in each.states)]
-            self._fail(find_stuck(every, self._timeouts.stuck) or "")
+            self._fail(self._finder.find(every) or "")
             if self._over:
                 raise all_ended(self._over, self._final)
             return self._stopping

@@ -27,7 +27,7 @@ import msgspec
 
 from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, TooManyFailuresError
-from asyncrl.learner.ranks.activity import RankState, find_stuck, state_of
+from asyncrl.learner.ranks.activity import RankState, Stillness, StuckFinder, state_of
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.child import ending_with_parent
 from asyncrl.machine.numa import cpus_near_gpus, format_cpus
@@ -136,14 +136,14 @@ class OneHost:
 
     def __init__(self, size: int, timeouts: Timeouts) -> None:
         self._size = size
-        self._stuck = timeouts.stuck
+        self._finder = StuckFinder(timeouts.stuck, timeouts.poll)
         self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-ranks-")
 
     def meet(self, stop: threading.Event) -> Meeting:
         return Meeting(0, self._size, str(Path(self._folder.name) / "rendezvous"))
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
-        if stuck := find_stuck(states, self._stuck):
+        if stuck := self._finder.find(states):
             raise all_ended(stuck)
         return False
 
@@ -212,8 +212,7 @@ class _Rank:
         finally:
             os.close(write)
         self._silent = 0.0
-        self._state: RankState | None = None
-        self._still = 0.0
+        self._stillness = Stillness(timeouts.poll)
         bound = f", bound to the CPUs {format_cpus(near)} near to its GPU" if near else ""
         logger.info("%s is process %d%s", self.name, self._process.pid, bound)
 
@@ -225,14 +224,12 @@ class _Rank:
     @property
     def state(self) -> RankState | None:
         """The state at the last heartbeat; None before the first one and after the end of the process."""
-        if self._state is None or self.status is not None:
-            return None
-        return msgspec.structs.replace(self._state, still_s=self._still)
+        return None if self.status is not None else self._stillness.state
 
     @property
     def silent_s(self) -> float:
         """Seconds since the last heartbeat. It is 0 before the first heartbeat, and after the end of the process."""
-        return 0.0 if self._state is None or self.status is not None else self._silent
+        return 0.0 if self.state is None else self._silent
 
     def check_heartbeat(self) -> None:
         """Read the pipe. Call this at every poll. Raises RanksError: the rank has run without heartbeats for too
@@ -242,15 +239,11 @@ class _Rank:
         except BlockingIOError:
             last = b""
         self._silent = 0.0 if last else self._silent + self._timeouts.poll
-        self._still += self._timeouts.poll
-        if last:
-            state = msgspec.json.decode(last, type=RankState)
-            if self._state is None or state.advances != self._state.advances or state.waits:
-                self._still = 0.0
-            self._state = state
-        limit = self._state.limit_s(self._timeouts.silence) if self._state is not None else self._timeouts.start
+        self._stillness.poll(msgspec.json.decode(last, type=RankState) if last else None)
+        state = self._stillness.state
+        limit = self._timeouts.start if state is None else state.limit_s(self._timeouts.silence)
         if self.status is None and self._silent >= limit:
-            last_seen = f"; its last heartbeat said: {self._state}" if self._state is not None else ""
+            last_seen = "" if state is None else f"; its last heartbeat said: {state}"
             raise all_ended(f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs{last_seen}")
 
     def terminate(self) -> None:

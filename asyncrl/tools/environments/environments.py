@@ -14,18 +14,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from numbers import Real
 from typing import Any
 
 from asyncrl.chat.history import Message
 from asyncrl.chat.parsing import MalformedCall
-from asyncrl.data.facts import ENVIRONMENT
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
@@ -33,10 +30,11 @@ from asyncrl.plain import copied
 from asyncrl.text import is_own, line_of_function, own_line, reason_of
 from asyncrl.tools.base import ToolRefusal
 from asyncrl.tools.contained import contained
+from asyncrl.tools.environments import values
 from asyncrl.tools.environments.classes import CALL_REWARD, EnvironmentClass, Function, class_of
 from asyncrl.tools.environments.thread import EpisodeThread
 from asyncrl.tools.finishing import finish
-from asyncrl.tools.results import Content, cut_content, joined, read_content
+from asyncrl.tools.results import Content, cut_content
 from asyncrl.tools.toolbox import ToolCounts, ToolLimits
 from asyncrl.types import Task, Ticket, ToolCall
 
@@ -119,7 +117,7 @@ class Environments:
 
     async def _begin(self, ticket: Ticket) -> OpenEnvironment:
         """Make and reset an environment, with retries. Raises ToolError: the last retry failed, too."""
-        cls, row = class_of(self._classes, ticket.task), row_of(ticket.task, several="" not in self._classes)
+        cls, row = class_of(self._classes, ticket.task), values.row_of(ticket.task, several="" not in self._classes)
         reason = ""
         for _ in range(self.limits.retries + 1):
             opened = OpenEnvironment(cls, ticket, self)
@@ -164,50 +162,8 @@ class Environments:
             self.counts.stuck += by
 
 
-def row_of(task: Task, several: bool) -> dict[str, Any]:
-    """The arguments of `reset`: the fields of `extra_info`, and `prompt`, `ground_truth` and `data_source`.
-
-    If there are `several` environments, the field that chooses one is left out.
-    """
-    row = {name: value for name, value in task.extra_info.items() if not (several and name == ENVIRONMENT)}
-    row |= {"prompt": list(task.messages), "ground_truth": task.ground_truth, "data_source": task.data_source}
-    return row
-
-
 def _unchanged(result: Any) -> Any:
     return result
-
-
-def _shown(result: Any) -> Content:
-    """The content that the policy sees: texts and images, or any other value as text. Raises the errors of
-    `read_content`."""
-    content = None if isinstance(result, str) else read_content(result)
-    # `str(result)` may be an instance of a user's subclass of `str`.
-    return str.__str__(str(result)) if content is None else content
-
-
-def _observation(result: Any) -> Content | None:
-    """Read the result of `reset`. Raises TypeError: it is no text, no list of texts and images, and not None. Raises
-    also the errors of `read_content`."""
-    if isinstance(result, str):
-        return _shown(result)
-    content = read_content(result)
-    if content is None and result is not None:
-        raise TypeError(f"it returned {type(result).__name__}, not a text, a list of texts and images, or None")
-    return content
-
-
-def _call_reward(result: Any) -> float | None:
-    """Read the result of `get_call_reward`. Raises the errors of `_reward`."""
-    return None if result is None else _reward(result)
-
-
-def _reward(result: Any) -> float:
-    """Read the result of `get_reward`. Raises TypeError: it is not a finite number; OverflowError: it is too large for
-    a float."""
-    if not isinstance(result, Real) or not math.isfinite(result):
-        raise TypeError(f"it returned {result!r:.100}, not a finite number")
-    return float(result)
 
 
 class OpenEnvironment:
@@ -234,19 +190,19 @@ class OpenEnvironment:
         """Make the object and begin the episode. Raises ToolError: one of these failed."""
         self._object = await self._within_limits("__init__", self._cls.make)
         reset = self._object.reset
-        if missing := _missing(reset, row):
+        if missing := values.missing(reset, row):
             raise MissingFieldError(
                 f"reset of {self._what} takes {', '.join(missing)}{_defined(reset)}, which task {self._ticket.task.id} "
                 f"lacks; its row has {', '.join(sorted(row))}: name the column in data.columns (docs/data.md), or give "
                 "the parameter a default value"
             )
-        observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)), _observation)
+        observation = await self._within_limits("reset", partial(reset, **values.taken(reset, row)), values.observation)
         max_chars = self._environments.limits.max_chars
         self._observation = None if observation is None else cut_content(observation, max_chars)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages of the task, with the result of `reset` at the end of the last user message."""
-        return tuple(messages) if not self._observation else _with_content_added(messages, self._observation)
+        return tuple(messages) if not self._observation else values.with_content_added(messages, self._observation)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
         """Run the calls one after another. Returns their results.
@@ -268,7 +224,7 @@ class OpenEnvironment:
         ToolError: the method failed."""
         if not self._cls.rewards:
             return {}
-        return {self._cls.name: await self._within_limits("get_reward", self._object.get_reward, _reward)}
+        return {self._cls.name: await self._within_limits("get_reward", self._object.get_reward, values.reward)}
 
     async def close(self) -> None:
         """Release the object's resources, once. Never raises, so that the episode keeps its outcome."""
@@ -308,12 +264,12 @@ class OpenEnvironment:
     def _read(self, tool: str, method: Callable[..., Any], result: Any) -> Content:
         if result is None:
             self._environments.note_silent(tool, self._what, _defined(method))
-        return _shown(result)
+        return values.shown(result)
 
     async def _reward_call(self) -> None:
         """Note the reward of a call that has returned. Raises ToolError: `get_call_reward` failed."""
         if self._cls.call_rewards:
-            reward = await self._within_limits(CALL_REWARD, getattr(self._object, CALL_REWARD), _call_reward)
+            reward = await self._within_limits(CALL_REWARD, getattr(self._object, CALL_REWARD), values.call_reward)
             self._call_rewards += [] if reward is None else [reward]
 
     async def _within_limits(self, name: str, method: Callable[[], Any], read: Read = _unchanged) -> Any:
@@ -372,32 +328,6 @@ def _offered(cls: EnvironmentClass, task: Task) -> Mapping[str, Function]:
     if unknown := sorted(set(schemas) - set(cls.functions)):
         raise ToolError(f"task {task.id} offers {', '.join(unknown)}, which environment {cls.name} does not have")
     return schemas
-
-
-def _with_content_added(messages: Sequence[Message], content: Content) -> tuple[Message, ...]:
-    """The messages with `content` at the end of the last user message, or in a new user message if there is none."""
-    last = max((index for index, each in enumerate(messages) if each["role"] == "user"), default=None)
-    if last is None:
-        return (*messages, {"role": "user", "content": content})
-    changed = {**messages[last], "content": joined(messages[last]["content"], content)}
-    return (*messages[:last], changed, *messages[last + 1 :])
-
-
-def _taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the row that `reset` takes: all fields if it has `**kwargs`, else only its named arguments."""
-    parameters = inspect.signature(reset).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return row
-    return {name: value for name, value in row.items() if name in parameters}
-
-
-def _missing(reset: Callable[..., Any], row: Mapping[str, Any]) -> list[str]:
-    """The arguments without a default value that `reset` takes by name and the row lacks."""
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(reset).parameters.values()
-    return [
-        each.name for each in parameters if each.kind in by_name and each.default is each.empty and each.name not in row
-    ]
 
 
 def _defined(method: Callable[..., Any]) -> str:

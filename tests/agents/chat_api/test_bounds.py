@@ -60,6 +60,7 @@ async def test_a_connection_with_the_key_is_closed_when_it_was_idle_for_its_time
         await agent.ask(user("one"))
 
 
+@pytest.mark.slow
 async def test_a_body_that_does_not_come_is_refused_in_time():
     async with episode(["a"], bounds=Bounds(body_s=0.1)) as agent:
         url, key = await agent.address

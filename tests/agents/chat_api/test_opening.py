@@ -20,6 +20,7 @@ from asyncrl.machine import ports
 from tests.helpers import async_until
 
 
+@pytest.mark.slow
 def test_an_actor_serves_its_agents_once_their_port_is_free_again(caplog: pytest.LogCaptureFixture) -> None:
     async def started() -> str:
         taken = socket.create_server(("127.0.0.1", 0))

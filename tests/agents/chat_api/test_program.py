@@ -258,6 +258,7 @@ async def test_a_program_that_hangs_ends_with_its_episode_and_so_do_its_children
             await async_until(lambda pid=pid: not runs(pid))
 
 
+@pytest.mark.slow
 async def test_a_program_that_does_not_read_a_long_task_does_not_keep_others_waiting():
     async with programs("import time; time.sleep(600)", extra_info={"text": "x" * (1 << 22)}) as agents:
         with pytest.raises(TimeoutError):

@@ -112,6 +112,7 @@ async def test_keys_are_of_their_own_sessions():
         await asyncio.gather(*running)
 
 
+@pytest.mark.slow
 async def test_a_session_fails_when_its_agent_says_so_or_is_heard_no_more():
     async with elsewhere(timeout_s=2.0) as actor:
         running = actor.begin("t/1")
@@ -162,6 +163,7 @@ async def test_an_error_without_a_message_fails_its_episode(error: Any):
             await running
 
 
+@pytest.mark.slow
 async def test_sessions_that_are_over_before_an_agent_asks_are_not_kept():
     async with elsewhere() as actor:
         stays = actor.begin("stays")

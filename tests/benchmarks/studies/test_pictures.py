@@ -26,6 +26,7 @@ def test_an_evaluation_without_samples_or_seconds_is_not_in_the_picture(
     assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_mean_line_of_a_cell_is_of_the_runs_that_did_not_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

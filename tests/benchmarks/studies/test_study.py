@@ -51,6 +51,7 @@ def test_rates_that_other_studies_take_are_those_that_age_has_found() -> None:
     assert found["truncate"] == BASE[LR]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["icepop", "opsm", "dppo"])
 def test_a_preset_named_as_a_level_of_age_is_the_same_algorithm(name: str) -> None:
     needed = ["model.path=m", "data.train=x", "scoring.rule=exact_number"]

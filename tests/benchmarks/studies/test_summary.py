@@ -180,6 +180,7 @@ def test_every_study_shows_figures_that_there_are() -> None:
     assert all(set(study.shown) <= FIGURES.keys() for study in STUDIES)
 
 
+@pytest.mark.slow
 def test_a_page_gets_the_overview_and_its_folder_the_picture_and_all_figures(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n<!-- study toy -->\nold\n<!-- end -->\n")

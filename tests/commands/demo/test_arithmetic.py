@@ -32,11 +32,13 @@ def answer(operator: str, expression: str) -> str:
     return asyncio.run(StepCalculator("episode").execute({"operator": operator, "expression": expression}))
 
 
+@pytest.mark.slow
 @given(worked)
 def test_the_value_is_that_of_the_usual_precedence(expression: Expression) -> None:
     assert expression.value() == eval(str(expression))
 
 
+@pytest.mark.slow
 @given(worked)
 def test_an_expression_is_read_back_from_its_text(expression: Expression) -> None:
     assert parse(str(expression)) == expression
@@ -97,6 +99,7 @@ def test_demonstrations_copy_exactly_what_the_calculator_left(expression: Expres
     assert messages[-1]["content"] == messages[-2]["content"]
 
 
+@pytest.mark.slow
 @given(expressions, st.randoms(use_true_random=False))
 def test_a_transcript_of_right_steps_only_ends_in_the_value(expression: Expression, rng: random.Random) -> None:
     messages, right = judged(expression, rng)

@@ -95,6 +95,7 @@ def too_few(task):
 """
 
 
+@pytest.mark.slow
 def test_the_rewards_of_steps_and_of_calls_are_shown(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +129,7 @@ class Numbers:
 """
 
 
+@pytest.mark.slow
 def test_the_step_scores_of_a_class_are_shown(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +149,7 @@ def test_the_step_scores_of_a_class_are_shown(
     assert re.search(r"steps +not scored: only a class of your own is loaded", printed)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +228,7 @@ def test_the_embedded_engine_plays_with_the_weights_of_the_model(
     assert re.search(r"assistant ─+\n#### 4\n", shown)
 
 
+@pytest.mark.slow
 def test_a_server_that_would_have_to_be_joined_is_refused(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +276,7 @@ def hard(prompts, completions, difficulty, **kwargs):
 """
 
 
+@pytest.mark.slow
 def test_a_missing_column_of_a_reward_function_is_refused_with_the_line_that_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -348,6 +353,7 @@ def test_code_that_blocks_is_named_while_it_runs(
     assert any(re.fullmatch(r"my_blocks.py, line [78], in score, has run for 0 s", each) for each in said)
 
 
+@pytest.mark.slow
 def test_code_that_ends_the_program_is_named_with_its_line_and_without_a_traceback(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ def test_without_a_reward_a_run_is_refused_and_does_not_use_the_default_rule(tmp
         load_rules(ScoringConfig(rule=result.settings["scoring.rule"]))
 
 
+@pytest.mark.slow
 def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out() -> None:
     for given in ({"reward_funcs": "org/reward-model"}, {"environment_factory": Named("games.Maze")}):
         settings = translate(given).settings
@@ -93,6 +94,7 @@ def test_the_rewards_of_an_environment_get_a_weight_only_if_it_may_give_some(
     assert settings.get("scoring.shaping.environment_weight") == (1.0 if place == "elsewhere" else weight)
 
 
+@pytest.mark.slow
 def test_a_script_without_tools_gets_no_calculator(tmp_path: Path) -> None:
     config, report = loaded("grpo_gsm8k.py", tmp_path)
     assert config.actor.tools == []

@@ -53,6 +53,7 @@ quantization_config peft_config tools rollout_func environment_factory
 PLAIN = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 
 
+@pytest.mark.slow
 def test_a_script_of_the_quick_start(tmp_path: Path) -> None:
     config, report = loaded("grpo_gsm8k.py", tmp_path)
     assert config.data.train == ["hub:openai/gsm8k?config=main&split=train"]
@@ -84,6 +85,7 @@ def test_a_script_of_the_quick_start(tmp_path: Path) -> None:
         assert has(report, *parts), parts
 
 
+@pytest.mark.slow
 def test_a_script_of_an_agent_with_vllm(tmp_path: Path) -> None:
     config, report = loaded("grpo_agent.py", tmp_path, ["output_dir=out/agent", "num_processes=4"])
     assert (config.run.dir, config.run.name) == ("out", "agent")
@@ -113,6 +115,7 @@ def test_a_script_of_an_agent_with_vllm(tmp_path: Path) -> None:
         assert has(report, *parts), parts
 
 
+@pytest.mark.slow
 def test_a_file_of_the_command_line_and_json(tmp_path: Path) -> None:
     config, _ = loaded("grpo.yaml", tmp_path)
     assert config.data.train == ["hub:trl-lib/DeepMath-103K?split=train"]
@@ -269,6 +272,7 @@ def test_a_file_that_does_not_exist_is_refused_before_torch_is_imported(tmp_path
         main([str(tmp_path / "nix.py")])
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_file_with_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.yaml"
     main([str(HERE / "grpo.yaml"), "seed=3", "--out", str(out)])

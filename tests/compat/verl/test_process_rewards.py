@@ -132,6 +132,7 @@ def test_a_sigmoid_or_a_tanh_bounds_the_logit_and_tanh_wins(made: Callable[[str]
     assert tanh == pytest.approx([3 * math.tanh(one / 4)], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_skyworks_values_are_probabilities_unless_the_key_says_otherwise(made: Callable[[str], Family]) -> None:
     family = made("skywork_prm")
     value = logits(family, "17")[0]
@@ -273,6 +274,7 @@ def test_a_rule_is_called_only_if_something_depends_on_it(made: Callable[[str], 
         SkyworkPRMRewardManager(CHAT, **keys)(batch(["17"]))
 
 
+@pytest.mark.slow
 def test_the_managers_are_made_as_in_the_fork(made: Callable[[str], Family]) -> None:
     qwen, skywork = made("qwen_prm"), made("skywork_prm")
     keys = {"dtype": "float32", "length_bonus_weight": 0.0}

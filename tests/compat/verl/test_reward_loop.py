@@ -80,6 +80,7 @@ def test_a_class_and_a_function_are_found_in_files_of_any_folder(tmp_path: Path)
         manager(f"{tmp_path}/nowhere.py:Manager")
 
 
+@pytest.mark.slow
 def test_a_function_of_a_file_runs_in_processes(tmp_path: Path) -> None:
     (tmp_path / "scores.py").write_text(
         "def size(data_source, solution_str, ground_truth, extra_info, by=1):\n    return by * len(solution_str)\n"

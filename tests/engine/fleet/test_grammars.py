@@ -88,6 +88,7 @@ async def test_a_turn_that_is_cut_again_and_again_fails_with_the_reason() -> Non
             await under_grammar(fleet)
 
 
+@pytest.mark.slow
 async def test_tokens_of_older_weights_than_those_that_measure_have_no_mass() -> None:
     server = FakeSglang()
     async with fleet_with(5, server, mode="retract") as fleet:

@@ -224,6 +224,7 @@ def test_a_tool_that_changes_the_working_directory_does_not_move_the_run(tmp_pat
     assert Path.cwd() == before
 
 
+@pytest.mark.slow
 def test_an_environment_whose_code_is_wrong_does_not_start_but_one_that_refuses_a_move_does(tmp_path: Path):
     config = config_of(tmp_path, "hermes3", ["user"], [])
     config.actor.environment = own("Misspelt")
@@ -347,6 +348,7 @@ def test_a_model_of_the_users_own_that_fails_does_not_start(tmp_path: Path):
     check(config)  # A server that does not answer yet is no mistake in the class.
 
 
+@pytest.mark.slow
 def test_a_model_with_a_path_or_on_a_gpu_is_not_loaded_by_the_check(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.scoring.outcome_model.family = own("Silent")

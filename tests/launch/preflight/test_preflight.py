@@ -149,6 +149,7 @@ def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
     preflight(config)
 
 
+@pytest.mark.slow
 def test_a_model_without_the_layers_that_adapters_want_does_not_start(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.model.lora.rank, config.model.lora.targets = 4, ["no_proj"]
@@ -245,6 +246,7 @@ def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Pat
     preflight(config)
 
 
+@pytest.mark.slow
 def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.correct"]
@@ -252,10 +254,10 @@ def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: P
     assert "tasks.parquet: row 0: tests.scoring.rules.test_trl.correct takes answer; the file has" in reason
     assert 'add data.columns="{answer: reward_model.ground_truth}", or give the parameter a default' in reason
     config.data.columns = {"answer": "reward_model.ground_truth"}
-    preflight(config)
+    start(config)
     config.data.columns = {}
     config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.length"]
-    preflight(config)
+    start(config)
 
 
 def test_an_option_may_not_ask_for_more_than_the_machine_has():
@@ -453,6 +455,7 @@ def test_a_tool_whose_constructor_fails_or_whose_create_refuses_is_a_problem_of_
         start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.{tool.__name__}"]))
 
 
+@pytest.mark.slow
 def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(tmp_path: Path):
     Weather.released = 0
     start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
@@ -463,6 +466,7 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     assert Weather.released == 4
 
 
+@pytest.mark.slow
 def test_a_row_with_arguments_for_a_tool_that_is_not_on_offer_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -492,6 +496,7 @@ def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[st
     return replace(config, actor=replace(config.actor, interactions=dict(users)))
 
 
+@pytest.mark.slow
 def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(tmp_path: Path):
     users = {"checker": "asyncrl.commands.demo.AnswerChecker"}
     right = {"name": "checker", "ground_truth": "2"}
@@ -509,11 +514,12 @@ def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(t
             start(config_with_users(tmp_path / name, users, {}, kwargs))
 
 
+@pytest.mark.slow
 def test_users_whom_no_task_names_do_not_start_except_in_an_evaluation(tmp_path: Path):
     config = config_with_users(tmp_path, {"checker": "asyncrl.commands.demo.AnswerChecker"}, {})
     with pytest.raises(ConfigError, match=r"actor\.interactions: no task names one of the users"):
         start(config)
-    preflight(replace(config, learner=replace(config.learner, steps=0)))
+    start(replace(config, learner=replace(config.learner, steps=0)))
 
 
 def test_a_class_of_users_that_is_none_does_not_start(tmp_path: Path):

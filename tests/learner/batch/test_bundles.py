@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ def lockstep(parts: list[Passes], lengths: Sequence[int], shared: Sequence[int])
     return sum(max(map(cost, each)) for each in zip(*parts, strict=True))
 
 
+@pytest.mark.slow
 @given(groups(), st.integers(1, 4), st.integers(1, 3), st.integers(20, 400))
 def test_a_schedule_of_groups_has_every_sequence_once_within_the_limit(group, ranks, minibatches, limit):
     lengths, shared = group
@@ -63,6 +65,7 @@ def test_a_schedule_of_groups_has_every_sequence_once_within_the_limit(group, ra
             assert lockstep(parts, lengths, shared) <= lockstep(expected, lengths, shared) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(groups(), st.integers(1, 4), st.integers(20, 400))
 def test_sequences_that_share_nothing_are_scheduled_as_ever(group, ranks, limit):
     lengths, shared = group

@@ -195,6 +195,7 @@ class Evaluated:
         return make_task(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upload", [[], ["episodes"]])
 def test_sinks_get_the_text_of_held_out_episodes_in_a_table_of_their_own(
     model: Path, ranks: Ranks, tmp_path: Path, upload: list[str]

@@ -35,6 +35,7 @@ def test_two_ranks_of_the_golden_batch_get_170_tokens_each():
     assert schedule(lengths, costs_of(lengths, 0), 2, 1, 100) == [[[[0], [3]], [[1], [2]]]]
 
 
+@pytest.mark.slow
 @given(lengths_of_batch, squares, ranks_of_run, st.integers(1, 4), limits)
 def test_a_schedule_has_every_sequence_once_and_as_many_passes_on_every_rank(
     lengths, square, ranks, minibatches, limit
@@ -59,6 +60,7 @@ def test_karmarkar_karp_and_first_fit_decreasing_are_those_of_the_textbook():
     assert first_fit_decreasing(numbers, range(5), 12) == [[0, 4], [1, 3], [2]]
 
 
+@pytest.mark.slow
 @given(lengths_of_batch, squares, ranks_of_run, limits)
 def test_no_schedule_is_worse_than_karmarkar_karp_and_first_fit_decreasing(lengths, square, ranks, limit):
     costs = costs_of(lengths, square)

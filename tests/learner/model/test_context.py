@@ -16,6 +16,7 @@ from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5), st.booleans())
 def test_the_parts_of_a_pass_are_its_tokens_and_each_query_keeps_its_keys(lengths: list[int], size: int, alike: bool):

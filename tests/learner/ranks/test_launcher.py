@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,8 @@ import pytest
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, StoppedError, TooManyFailuresError
-from asyncrl.learner.ranks.launcher import RanksError, Timeouts, run_ranks
+from asyncrl.learner.ranks.activity import RankState
+from asyncrl.learner.ranks.launcher import OneHost, RanksError, Timeouts, run_ranks
 from asyncrl.machine.activity import Activity
 from tests.helpers import has_ended, make_task, until
 
@@ -125,7 +126,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(
 
 
 MEETS = """
-import ctypes, time, torch
+import ctypes, os, time, torch
 from asyncrl.learner.ranks.joining import joined
 with joined() as ranks:
     ranks.activity.enter("train")
@@ -154,11 +155,36 @@ def test_a_rank_whose_main_thread_is_stuck_ends_all_with_its_name_and_phase(body
         run_ranks([sys.executable, "-c", MEETS.format(body=body)], 2, threading.Event(), timeouts)
 
 
+class WaitsJudged(OneHost):
+    """Judges two ranks only while rank 1 waits for the replay, and rank 0 for rank 1. Makes `file`, on which rank 1
+    waits, once rank 0 has waited for twice the limit."""
+
+    def __init__(self, file: Path, timeouts: Timeouts) -> None:
+        super().__init__(2, timeouts)
+        self._file, self._enough_s = file, 2 * timeouts.stuck
+
+    def report(self, states: Sequence[RankState], stopping: bool) -> bool:
+        if len(states) == 2 and states[0].in_collective and states[1].waits:
+            super().report(states, stopping)
+            if states[0].still_s >= self._enough_s:
+                self._file.touch()
+        return False
+
+
 @pytest.mark.heavy
-def test_ranks_may_wait_for_the_replay_and_each_other_for_longer_than_one_may_be_stuck() -> None:
-    body = "ranks.together(lambda: time.sleep(24.0 * ranks.rank)); ranks.barrier()"
-    short = replace(SHORT, silence=60.0, stuck=16.0)
-    run_ranks([sys.executable, "-c", MEETS.format(body=body)], 2, threading.Event(), short)
+def test_ranks_may_wait_for_the_replay_and_each_other_for_longer_than_one_may_be_stuck(tmp_path: Path) -> None:
+    file, short = tmp_path / "enough", replace(SHORT, silence=60.0, stuck=1.0)
+    body = f"""
+    deadline = time.monotonic() + 200.0
+    def wait():
+        while ranks.rank and not os.path.exists({str(file)!r}) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    ranks.together(wait)
+    ranks.barrier()
+"""
+    command = [sys.executable, "-c", MEETS.format(body=body)]
+    run_ranks(command, 2, threading.Event(), short, WaitsJudged(file, short))
+    assert file.exists()
 
 
 def test_ranks_that_have_ended_their_work_may_exit_slowly(tmp_path: Path) -> None:

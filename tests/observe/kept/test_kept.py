@@ -143,6 +143,7 @@ def test_a_full_folder_gives_up_steps_such_that_the_whole_run_stays_visible(tmp_
     assert len(files(tmp_path)) == len(steps) + 1
 
 
+@pytest.mark.slow
 def test_the_index_of_a_long_run_does_not_grow_with_the_steps_that_were_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

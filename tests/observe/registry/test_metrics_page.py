@@ -71,6 +71,7 @@ def test_whatever_is_given_to_a_sink_has_known_names() -> None:
             assert lacking == set(), f"{path} writes what asyncrl/observe/registry/ does not have"
 
 
+@pytest.mark.slow
 def test_each_measured_phase_has_a_row_of_its_own() -> None:
     learner = [f"seconds/{name}" for name in phases("learner", "phases")]
     actor = [f"{name}_s" for room in OF_ACTORS for name in phases(room, "timed")]

@@ -21,6 +21,7 @@ pytest.importorskip("prometheus_client")
 GRAFANA = Path(__file__).parents[3] / "configs" / "grafana.json"
 
 
+@pytest.mark.slow
 def test_an_endpoint_shows_the_newest_numbers_with_their_meanings_until_the_role_ends(tmp_path: Path) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -47,6 +48,7 @@ def test_an_endpoint_shows_the_newest_numbers_with_their_meanings_until_the_role
         urlopen(url, timeout=GENEROUS_S)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_valid_unicode_does_not_fail_the_scrape(tmp_path: Path) -> None:
     sink = Prometheus(source(tmp_path, "actor-0"), "127.0.0.1")
     sink.log(1, {"\ud800": 1.0, "idle": 0.5})

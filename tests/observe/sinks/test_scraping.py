@@ -56,6 +56,7 @@ def test_strangers_keep_prometheus_from_no_scrape_and_take_no_more_threads(serve
     assert scrape(server) == b"metrics"
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_on_connections_is_logged_at_a_bounded_rate(
     server: ScrapedServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_line_of_the_status_that_goes_into_a_pipe_is_whole_and_tables_have_the
     assert titles.rstrip() in [line.rstrip() for line in on_terminal.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("result", "says"),
     [

@@ -242,6 +242,7 @@ def test_columns_of_other_types_or_twice_are_refused(exported: Path) -> None:
         assert "the columns of trajectories.parquet are" in refusal(exported)
 
 
+@pytest.mark.slow
 def test_a_list_that_would_take_more_memory_than_there_may_be_is_refused_before_it_is_read(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

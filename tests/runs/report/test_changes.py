@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from asyncrl.config.changes import ConfigChange, with_steps
 from asyncrl.dashboard.overview import Overviews, changes_of
 from asyncrl.dashboard.stores import ReplayStores
@@ -31,6 +33,7 @@ def test_a_value_that_changed_is_shown_with_its_steps() -> None:
     assert with_steps("learner.steps", "8", [LOWERED, AGAIN]) == "8"
 
 
+@pytest.mark.slow
 def test_a_report_lists_the_changes_and_marks_them_in_each_plot_by_step(tmp_path: Path) -> None:
     run = read_run(str(changed_run(tmp_path / "run")))
     assert run.marks() == [
@@ -44,6 +47,7 @@ def test_a_report_lists_the_changes_and_marks_them_in_each_plot_by_step(tmp_path
     assert "Changes in mid-run" not in run_page(read_run(str(write_run(tmp_path / "plain", [0.1]))))
 
 
+@pytest.mark.slow
 def test_a_comparison_tells_a_changed_run_from_one_that_began_with_its_last_values(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain", [0.1] * 8, {"learner.lr": 0.125})
     found = compare([read_run(str(run)) for run in (plain, changed_run(tmp_path / "changed"))])
@@ -52,12 +56,14 @@ def test_a_comparison_tells_a_changed_run_from_one_that_began_with_its_last_valu
     assert "<title>changed from step 4: learner.lr 0.5 -&gt; 0.25</title>" in comparison_page(found)
 
 
+@pytest.mark.slow
 def test_the_summary_has_a_row_for_each_change(tmp_path: Path) -> None:
     summary = summarise(Run(changed_run(tmp_path / "run")), 8, "done", "", "")
     assert summary.changes == ["learner.lr 0.5 -> 0.25 from step 4", "learner.lr 0.25 -> 0.125 from step 6"]
     assert ("changed", "learner.lr 0.5 -> 0.25 from step 4") in summary_rows(summary)
 
 
+@pytest.mark.slow
 def test_the_page_gets_the_changes_and_the_value_with_its_steps(tmp_path: Path) -> None:
     run, stores = Run(changed_run(tmp_path / "run")), ReplayStores()
     assert changes_of(run, stores)[0] == {"step": 4, "key": "learner.lr", "old": "0.5", "new": "0.25"}

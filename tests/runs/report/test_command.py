@@ -61,6 +61,7 @@ def page_of(run: Path) -> Tags:
     return tags
 
 
+@pytest.mark.slow
 def test_the_page_of_a_finished_run_has_results_plots_configuration_and_versions(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1, 0.5, 0.9], {"learner.lr": 0.125, "learner.batch_size": 8})
     record_environment(run)
@@ -83,6 +84,7 @@ def test_the_page_of_a_finished_run_has_results_plots_configuration_and_versions
     assert "svg" in page.tags
 
 
+@pytest.mark.slow
 def test_hostile_text_shows_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", [0.1], {"model.path": HOSTILE, "run.name": HOSTILE})
     write_summary(Run(run), 1, "failed", HOSTILE, "asyncrl resume run")
@@ -102,6 +104,7 @@ def test_a_turn_of_megabytes_is_cut() -> None:
     assert "more characters" in text
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_has_a_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1, 0.2])
     written = yaml.safe_load((run / CONFIG_FILE).read_text())
@@ -115,6 +118,7 @@ def test_a_run_of_an_earlier_version_has_a_page(tmp_path: Path) -> None:
     assert "earlier version of asyncrl" in page.text
 
 
+@pytest.mark.slow
 def test_a_run_that_runs_has_a_page_of_now(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1, 0.2], {"learner.steps": 10})
     with (run / OWNER_FILE).open("w") as lock:
@@ -125,6 +129,7 @@ def test_a_run_that_runs_has_a_page_of_now(tmp_path: Path) -> None:
     assert "running after 2 of 10 steps" in page.text
 
 
+@pytest.mark.slow
 def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [])
     metrics_file(run, "evaluation").unlink()

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.environment import record_environment
+from asyncrl.runs.environment import ENVIRONMENT_FILE, record_environment
 from asyncrl.runs.report.compare import as_plain, comparison_page, main
 from asyncrl.runs.report.comparison import Comparison, compare, spread
 from asyncrl.runs.report.reported import read_run
@@ -21,23 +21,27 @@ def compared(*runs: Path) -> Comparison:
     return compare([read_run(str(run)) for run in runs])
 
 
+@pytest.mark.slow
 def test_only_what_differs_is_shown_of_configuration_and_environment(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", [0.1] * 4, {"learner.lr": 0.5})
     two = write_run(tmp_path / "two", [0.1] * 4, {"learner.lr": 0.25, "algorithm.advantage.name": "rloo"})
     record_environment(one)
-    record_environment(two)
+    # Not recorded a second time: the working tree may change meanwhile.
+    (two / ENVIRONMENT_FILE).write_bytes((one / ENVIRONMENT_FILE).read_bytes())
     found = compared(one, two)
     assert found.configuration == {"learner.lr": [0.5, 0.25], "algorithm.advantage.name": ["grpo", "rloo"]}
     assert found.environment == {}
     assert found.results["held-out accuracy, last"] == [0.75, 0.75]
 
 
+@pytest.mark.slow
 def test_a_run_that_recorded_no_environment_differs_in_none_of_it(tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / name, [0.1]) for name in ("one", "two"))
     record_environment(one)
     assert compared(one, two).environment == {}
 
 
+@pytest.mark.slow
 def test_values_are_matched_where_runs_were_equally_far(tmp_path: Path) -> None:
     short = write_run(tmp_path / "short", [0.0, 0.2, 0.4, 0.6])
     long = write_run(tmp_path / "long", [1.0] * 16)
@@ -51,6 +55,7 @@ def test_values_are_matched_where_runs_were_equally_far(tmp_path: Path) -> None:
     assert tables["held-out accuracy", "samples"].values == [[0.25, 0.25, 0.25, 0.75], [0.25] * 4]
 
 
+@pytest.mark.slow
 def test_sums_over_thinned_rows_count_the_steps_between(tmp_path: Path) -> None:
     whole, thinned = (write_run(tmp_path / name, [0.1] * 9) for name in ("whole", "thinned"))
     file = metrics_file(thinned, "learner")
@@ -58,6 +63,7 @@ def test_sums_over_thinned_rows_count_the_steps_between(tmp_path: Path) -> None:
     assert compared(whole, thinned).results["sampled tokens"] == [720, 720]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "statement"),
     [
@@ -74,6 +80,7 @@ def test_it_says_what_the_number_of_runs_allows_to_conclude(
     assert statement in compared(*runs).statement
 
 
+@pytest.mark.slow
 def test_several_runs_of_a_configuration_have_a_spread(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run-{seed}", [0.2 * seed], {"run.seed": seed}) for seed in range(3)]
     assert spread(compared(*runs), "reward, last") == [(0, 3, 0.0, pytest.approx(0.2), pytest.approx(0.4))]
@@ -111,6 +118,7 @@ def test_it_prints_tables_or_json_and_writes_a_page(tmp_path: Path, capsys: pyte
     assert plain["curves"]["reward"]["samples"] == [[[8.0, 0.1], [16.0, 0.3]]] * 2
 
 
+@pytest.mark.slow
 def test_hostile_names_show_as_text(tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / name, [0.1], {"model.path": name}) for name in ("<script>x", "b\x1b[31m"))
     found = compared(one, two)

@@ -87,6 +87,7 @@ def test_the_model_and_its_card_are_one_commit(hub: FakeHub, run: Path) -> None:
     assert hub.repos == {REPO: False}
 
 
+@pytest.mark.slow
 def test_what_is_there_already_is_not_uploaded_again(hub: FakeHub, run: Path) -> None:
     pushed(run)
     before = hub.requests["lfs"]
@@ -95,6 +96,7 @@ def test_what_is_there_already_is_not_uploaded_again(hub: FakeHub, run: Path) ->
     assert hub.requests["commit"] == 1
 
 
+@pytest.mark.slow
 def test_a_private_repository_is_private_and_a_public_one_is_no_place_for_a_private_model(
     hub: FakeHub, run: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_private_repository_is_private_and_a_public_one_is_no_place_for_a_priv
         pushed(run, private=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["create", "commit"])
 def test_a_request_that_fails_on_the_way_is_made_again(hub: FakeHub, run: Path, kind: str) -> None:
     hub.answers[kind] = [503, 500]
@@ -113,6 +116,7 @@ def test_a_request_that_fails_on_the_way_is_made_again(hub: FakeHub, run: Path, 
     assert CARD in hub.files
 
 
+@pytest.mark.slow
 def test_a_connection_that_ends_on_the_way_is_made_again(hub: FakeHub, run: Path) -> None:
     hub.cut = 1
     _, waits = pushed(run)
@@ -163,6 +167,7 @@ def test_a_name_that_is_none_is_refused(hub: FakeHub, run: Path) -> None:
         push(files_of(run / "model", "a/b/c"), "a/b/c", False, "Upload")
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_files_and_asks_nobody(hub: FakeHub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(run), REPO, "--dry-run", "--report"])
     printed = capsys.readouterr().out

@@ -91,6 +91,7 @@ def test_scores_are_those_of_a_plain_forward_whatever_shares_the_batch(made):
     assert len({round(score, 5) for score in plain}) == len(BATCH), "the inputs have different scores"
 
 
+@pytest.mark.slow
 def test_an_input_of_the_longest_length_is_read_and_a_longer_one_refused(made):
     kind, model, ours = made
     limit = longest_input(model)

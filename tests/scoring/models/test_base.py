@@ -7,6 +7,7 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.base import StepScores
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-20, 20, width=32), max_size=6))
 def test_probability_and_logit_say_the_same(logits):
     scores = StepScores.of_logits(logits)

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def common(ids, members):
 IDS = st.lists(st.lists(st.integers(0, 1), max_size=5), max_size=5)
 
 
+@pytest.mark.slow
 @given(IDS, st.integers(0, 4))
 def test_no_other_split_of_the_sorted_inputs_shares_more(ids, cost):
     sets = share_prefixes(ids, cost)

@@ -94,6 +94,7 @@ def test_a_token_of_the_family_beyond_the_embedding_is_refused_by_name_when_the_
         assert said in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["value_head", "prime"])
 def test_a_token_of_a_transcript_beyond_the_embedding_is_refused_with_its_number(made, tmp_path, name):
     family = made(name)
@@ -158,6 +159,7 @@ def test_lower_precision_scores_nearly_the_same(made, name, dtype, apart):
         np.testing.assert_allclose(one, other, atol=apart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("special", [True, False])
 def test_a_marker_that_the_policy_writes_is_not_read_and_stays_its_letters(made, tmp_path, special):
     tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", template=CHATML)

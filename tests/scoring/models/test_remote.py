@@ -112,6 +112,7 @@ def test_nonsense_is_an_error_and_never_a_zero(answer, problem):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_is_asked_again_and_not_for_ever():
     answers = [(503, {}), (429, {}), {"scores": [0.5, 2.0, -1.0]}]
     with serving(lambda *_: answers.pop(0)) as url:

@@ -158,6 +158,7 @@ async def test_a_task_may_offer_some_of_the_tools_only() -> None:
         await play(opened("Counter"), "Done.", tools=[{**schema, "name": "fly"}])
 
 
+@pytest.mark.slow
 async def test_a_call_that_takes_too_long_fails_its_episode_alone_and_its_thread_is_counted_until_it_ends() -> None:
     # Its reset, in a thread, has the same limit.
     environments = opened("Hanging", timeout_s=1.0)

@@ -12,6 +12,7 @@ from asyncrl.tools.mcp.stdio import BoundedLines, Line, _message
 LIMIT = 4000
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 6000), min_size=1, max_size=6), st.integers(1, 3000))
 def test_lines_are_the_same_however_they_arrive(lengths: list[int], size: int):
     texts = [bytes([97 + index]) * length for index, length in enumerate(lengths)]

@@ -66,6 +66,7 @@ def test_a_query_gets_the_passages_of_the_server():
     assert server.requests == [{"queries": ["bees"], "topk": 2, "return_scores": True}]
 
 
+@pytest.mark.slow
 def test_queries_of_many_episodes_are_sent_together_over_few_connections():
     server = Server()
     server.open.clear()
@@ -162,6 +163,7 @@ def test_other_answers_are_failures_of_the_server(status: int, text: str):
         asked(answer, lambda client: client.find("a", 1))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_endless_or_away_is_a_failure_and_the_next_query_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -26,6 +26,7 @@ def test_the_value_is_that_of_the_usual_rules(expression: Nested) -> None:
     assert expression.value() == evaluated(expression)
 
 
+@pytest.mark.slow
 @given(expressions)
 def test_right_steps_keep_the_value_and_take_one_operation_each(expression: Nested) -> None:
     steps = expression.worked_out()
@@ -35,6 +36,7 @@ def test_right_steps_keep_the_value_and_take_one_operation_each(expression: Nest
     assert all(abs(number) <= LARGEST_VALUE for step in steps for number in step.workplace.numbers)
 
 
+@pytest.mark.slow
 @given(expressions, st.randoms(use_true_random=False))
 def test_any_order_of_operators_ends_in_a_number(expression: Nested, rng: random.Random) -> None:
     while not expression.is_number:

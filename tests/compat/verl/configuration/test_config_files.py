@@ -52,6 +52,7 @@ def test_a_folder_of_options_may_be_relative_to_the_script(project: Path) -> Non
         assert read(project / "run.sh", NamedConfig(), {}) == ({"prompt": 1024, "turns": 5, "n": 4}, [])
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_options_of_verls_own_command(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_command_takes_the_options_of_verls_own_command(
         main(["settings/several_turns.yaml", "--config-name=several_turns"])
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_named_and_one_that_verl_ships_is_not(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("python3 -m verl.trainer.main_ppo --config-path=conf --config-name=multiturn trainer.nnodes=1")

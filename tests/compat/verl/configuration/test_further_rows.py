@@ -39,6 +39,7 @@ def test_words_for_the_server_become_options_of_sglang() -> None:
     assert "engine.server.arguments" not in from_words(f"{ROLLOUT}.name=hf", f"{ROLLOUT}.enforce_eager=True").settings
 
 
+@pytest.mark.slow
 def test_options_of_sglang_are_taken_by_asyncrl() -> None:
     words = [f"{ROLLOUT}.enforce_eager=True", f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=fa3"]
     assert "Fix before you start a run:" not in translated(None, words, None)[1]

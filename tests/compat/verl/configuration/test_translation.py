@@ -385,6 +385,7 @@ def test_a_key_becomes_ours_and_asyncrl_takes_it(words: list[str], key: str, val
     assert takes(translated(None, words, None)[1])
 
 
+@pytest.mark.slow
 def test_an_advantage_that_asyncrl_does_not_have_is_refused_and_not_replaced_by_another() -> None:
     words = ["algorithm.adv_estimator=grpoo", "actor_rollout_ref.actor.loss_agg_mode=token-mean"]
     assert has(from_words(*words).differs, "algorithm.adv_estimator=grpoo", "no advantage of this name")
@@ -584,6 +585,7 @@ def test_a_value_that_only_the_running_script_knows_is_reported_and_left_out(tmp
 OVER_LINES = ["a.b=$(  date +%s )", "a.c=2", "a.d=$(  nproc )"]
 
 
+@pytest.mark.slow
 def test_a_path_that_only_the_running_script_knows_must_be_set_before_a_start(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("run data.train_files=$TRAIN data.val_files=a.parquet actor_rollout_ref.model.path=$(\npick\n)")

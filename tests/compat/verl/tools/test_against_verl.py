@@ -23,6 +23,7 @@ def ran(*command: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_program_runs_on_our_classes(tmp_path: Path) -> None:
     ours = ran(sys.executable, program.__file__, "ours", str(tmp_path))
     assert ours["registry"] == ["list", "judge", "own", "renamed", "said", "shout"]

@@ -62,6 +62,7 @@ def test_any_number_is_read_exactly_in_any_dress(number, frame, dress):
     assert final_number(frame.format(dress.format(number))) == Fraction(number)
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="0123456789.,-+/# a\\frac{}$", max_size=200))
 def test_no_text_breaks_them(text):
     for rule in ("gsm8k", "exact_number"):
