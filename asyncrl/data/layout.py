@@ -34,7 +34,7 @@ class RowLayout:
     whole_rows: bool = False
 
     def kept(self, wanted: Sequence[str], names: Iterable[str]) -> list[str]:
-        """Those of the columns `names`, in verl's layout, that tasks are made from: `wanted`, or all of them."""
+        """The columns of verl's layout among `names` that tasks are made from: the `wanted` ones, or all of them."""
         others = [name for name in names if name not in wanted] if self.whole_rows else []
         known = {*names}
         return [*(name for name in wanted if name in known), *others]
@@ -46,7 +46,7 @@ class RowLayout:
         return [{"role": "system", "content": self.system_prompt}, *given]
 
     def read(self, wanted: Sequence[str], names: Sequence[str]) -> list[str]:
-        """Those of a file's columns `names` that must be read to make the columns `wanted` of verl's layout."""
+        """The columns among a file's `names` that must be read to make the columns `wanted` of verl's layout."""
         needed = {*wanted, *(path.split(".")[0] for path in self.columns.values())}
         return [name for name in names if self.whole_rows or name in needed]
 

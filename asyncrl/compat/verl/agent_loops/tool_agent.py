@@ -320,7 +320,7 @@ def _id_of(call: FunctionCall) -> dict[str, str]:
 
 
 async def _answered(tool: Any, call: Awaitable[Any], agent_data: AgentData) -> Any:
-    """What the tool returns, or an error that the policy reads. Raises what the tool raises, if that is an error of the
+    """The values that the tool returns, or an error that the policy reads. Raises what the tool raises, if that is an error of the
     environment."""
     try:
         return await call
