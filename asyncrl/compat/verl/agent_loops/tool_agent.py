@@ -243,6 +243,9 @@ class ToolAgentLoop(AgentLoopBase):
         except (ValueError, TypeError) as error:
             return ToolText(f"Error: the arguments of {tool_call.name!r:.80} are no JSON: {error}"), None, {}
         if not hasattr(tool, "create"):
+            if not isinstance(arguments, dict):
+                problem = f"are {arguments!r:.80}, not a JSON object"
+                return ToolText(f"Error: the arguments of {tool_call.name!r:.80} {problem}"), None, {}
             returned = await _answered(tool, tool.call(arguments), agent_data)
             return _as_result(returned)
         kwargs = tools_kwargs.get(tool_call.name) or {}
@@ -320,8 +323,10 @@ def _id_of(call: FunctionCall) -> dict[str, str]:
 
 
 async def _answered(tool: Any, call: Awaitable[Any], agent_data: AgentData) -> Any:
-    """The values that the tool returns, or an error that the policy reads. Raises what the tool raises, if that is an error of the
-    environment."""
+    """The values that the tool returns, or an error that the policy reads.
+
+    Raises what the tool raises, if that is an error of the environment.
+    """
     try:
         return await call
     except Exception as error:

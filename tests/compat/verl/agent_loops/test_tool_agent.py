@@ -134,6 +134,12 @@ async def test_the_policy_reads_the_error_that_its_arguments_make(arguments: str
     assert player.counters()["agent/tool_errors"] == 1
 
 
+async def test_the_policy_reads_that_a_function_needs_arguments_by_name() -> None:
+    wrong = '<tool_call>\n{"name": "echo", "arguments": [4, 2]}\n</tool_call>'
+    trajectory = await played(Function("hello"), [wrong, "done"])
+    assert results(trajectory) == ["Error: the arguments of 'echo' are [4, 2], not a JSON object"]
+
+
 async def test_a_tool_fails_the_episode_if_a_connection_caused_its_error() -> None:
     with pytest.raises(AgentError, match="failed: RuntimeError: search failed"):
         await played(Divides(), [call("down")])
