@@ -85,6 +85,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         settings = (share, measured, actor.episode_timeout_s, renew_s, spans, runner.outgoing)
         workers = [RolloutWorker(runner.run, connect(each), connect(each), *settings) for each in endpoints]
         process.freeze_heap()
+        process.collect_rarely()
         stack.enter_context(watched_loop(activity))
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),

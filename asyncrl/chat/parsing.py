@@ -79,9 +79,10 @@ def parse_turn(text: str, functions: Functions, format: Format, one_call: bool =
         error = f"Error: one tool call at a time; none of these {len(calls)} was made."
         calls, ids = (MalformedCall(error, calls[0].name),), ids[:1]
     turn = ParsedTurn("", "", calls, ids)
+    is_made = bool(turn.made)
     apart = "".join([*said, text[after:]]) if format.text_after_calls else "".join(said[:1])
-    reasoning, content = format.split(apart if turn.made else text)
-    return turn._replace(reasoning=reasoning, content=content.strip() if turn.made else content)
+    reasoning, content = format.split(apart if is_made else text)
+    return ParsedTurn(content.strip() if is_made else content, reasoning, calls, ids)
 
 
 def _checked(written: WrittenCall | CallError, functions: Functions) -> ToolCall | MalformedCall:

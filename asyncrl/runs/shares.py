@@ -62,6 +62,7 @@ class IdleShares:
     - `phases`: the share of each phase of a step;
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
     - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; None without such processes;
+    - `loops_busy`: the mean share in which the event loops of actors used their cores; None if it is unknown;
     - `evicted`: the evicted episodes as a share of the accepted ones;
     - `pending`: the mean number of tickets (permissions to run an episode) that waited for an actor;
     - `cores`: the number of cores, if the run has only one host and no GPUs; else None.
@@ -73,6 +74,7 @@ class IdleShares:
     phases: Mapping[str, float]
     actors: int = 0
     actors_idle: float | None = None
+    loops_busy: float | None = None
     scorers: int = 0
     scorers_idle: float | None = None
     evicted: float = 0.0
@@ -105,9 +107,10 @@ def idle_shares(run: Run) -> IdleShares | None:
             name: sum(row.get(f"seconds/{name}", 0.0) for row in steps) / seconds for name in sorted(phases - {"step"})
         },
         actors=len(actors),
-        actors_idle=_mean_idle(actors),
+        actors_idle=_mean(actors, "idle"),
+        loops_busy=_mean(actors, "loop_busy"),
         scorers=len(scorers),
-        scorers_idle=_mean_idle(scorers),
+        scorers_idle=_mean(scorers, "idle"),
         evicted=sum(each["evicted"] for each in flows) / accepted if accepted else 0.0,
         cores=_cores(run),
         pending=sum(fmean(row.get("depth_pending", 0.0) for row in each) for each in replays),
@@ -121,6 +124,7 @@ def _cores(run: Run) -> int | None:
     return hosts[0].cores if len(hosts) == 1 and not hosts[0].gpus and hosts[0].cores else None
 
 
-def _mean_idle(roles: Sequence[Rows]) -> float | None:
-    means = [fmean(shares) for rows in roles if (shares := [row["idle"] for row in rows if "idle" in row])]
+def _mean(roles: Sequence[Rows], name: str) -> float | None:
+    """The mean of the metric `name` over processes; None if no process has written it."""
+    means = [fmean(shares) for rows in roles if (shares := [row[name] for row in rows if name in row])]
     return fmean(means) if means else None

@@ -195,6 +195,9 @@ class OpenTools:
         failed."""
         self._counts.calls += len(calls)
         self._scores = []
+        if len(calls) == 1:
+            # Most turns have one call, which needs no task of its own.
+            return [cut_content(await self._answer(calls[0]), self._limits.max_chars)]
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
         results = []
         for answer in answers:

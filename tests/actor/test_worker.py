@@ -365,10 +365,10 @@ def test_rates_are_those_since_the_last_log():
             return type(super().stats())(tokens, seconds, idle, 0)
 
     sink = FakeMetrics()
-    metrics = RolloutMetrics(Engine(make_tokenizer(), []), [], sink)
+    metrics = RolloutMetrics(Engine(make_tokenizer(), []), [], sink, processor_s=iter((1.0, 2.0, 2.5)).__next__)
     metrics.write(running=2)
     metrics.write(running=1)
-    assert (sink.rows[0][1]["tokens_per_s"], sink.rows[0][1]["idle"]) == (50.0, 0.25)
+    assert [sink.rows[0][1][name] for name in ("tokens_per_s", "idle", "loop_busy")] == [50.0, 0.25, 0.5]
     assert "idle" not in sink.rows[1][1]
 
 

@@ -207,6 +207,8 @@ def _check_plain(value: Any, depth: int = 0) -> None:
             if isinstance(value, dict):
                 _check_plain(list(value.values()), depth)
         case str():
+            if value.isascii():
+                return
             try:
                 value.encode()
             except UnicodeEncodeError:
