@@ -68,6 +68,14 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
+def is_ctrl_c(error: BaseException) -> bool:
+    """True if Ctrl-C may have raised `error` in this thread. Otherwise a user's code has raised it."""
+    # Roles and `asyncio.run` handle SIGINT in other ways. There, only code raises KeyboardInterrupt.
+    is_main = threading.current_thread() is threading.main_thread()
+    may_raise = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return may_raise and isinstance(error, KeyboardInterrupt)
+
+
 def set_at_once(event: threading.Event) -> None:
     """Have a thread set `event` as soon as a signal of `stop_on_signals` arrives. Python itself handles a signal only
     once the main thread returns from a call into C. Call this in the main thread."""

@@ -31,6 +31,10 @@ Begin = Callable[[], None]
 Act = Callable[[Ticket, Begin], Awaitable[None]]
 
 
+class TimedOut(BaseException):
+    """Like the timeouts of func_timeout, no Exception."""
+
+
 class Replay(FakeReplay):
     """Has tickets for so many tasks; remembers what the worker asks for. Deliveries wait for `may_store`."""
 
@@ -216,8 +220,14 @@ async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_
     assert (counted["episodes"], counted["failed"]) == (5, 3)
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)])
-async def test_code_of_users_that_cancels_itself_or_ends_the_program_fails_its_episode_only(error: BaseException):
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), TimedOut("late")]
+)
+def test_code_of_users_that_cancels_itself_or_ends_the_program_fails_its_episode_only(error: BaseException):
+    asyncio.run(_fails_its_episode_only(error))
+
+
+async def _fails_its_episode_only(error: BaseException) -> None:
     replay = Replay(3)
 
     async def act(ticket: Ticket, begin: Begin) -> None:
@@ -295,6 +305,29 @@ async def test_evaluation_runs_first_if_both_wait():
 
     await work(replay, 5, act, concurrency=1)
     assert ran == [Purpose.EVAL] * 2 + [Purpose.TRAIN] * 3
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_a_stop_ends_the_worker_though_it_arrives_just_after_an_episode_has_ended(ticks: int):
+    replay, stop, ended = Replay(8), asyncio.Event(), asyncio.Event()
+
+    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+        if ticket.id != feed_ticket(0):
+            await asyncio.Event().wait()
+        # The worker waits for a free slot by now.
+        await async_until(lambda: len(replay.requests) >= 1 and len(replay.core.holding()) == 4)
+        await asyncio.sleep(0.01)
+        ended.set()
+        return make_trajectory(ticket)
+
+    metrics = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [], FakeMetrics())
+    worker = asyncio.create_task(RolloutWorker(run, replay, replay, 4, metrics, renew_s=1000.0).run(stop))
+    await ended.wait()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    stop.set()
+    async with asyncio.timeout(GENEROUS_S):
+        await worker
 
 
 async def test_a_stop_cancels_running_episodes_and_reports_nothing_of_them():

@@ -16,6 +16,8 @@ from torch import Tensor
 from asyncrl.compat.verl.rewarding import Result, require_finite, returned_lists
 from asyncrl.errors import AsyncrlError, ScoringError
 from asyncrl.text import line_of_function, reason_of
+from asyncrl.tools.call_threads import open_to_users
+from asyncrl.tools.contained import contained
 
 Made = TypeVar("Made", bound=type)
 
@@ -118,6 +120,7 @@ class RewardLoop:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._loop = asyncio.new_event_loop()
+        open_to_users(self._loop, "a reward manager")
         weakref.finalize(self, self._loop.close)
 
         async def made() -> Any:
@@ -154,9 +157,7 @@ class RewardLoop:
 
     async def _row(self, data: Any, row: int) -> Result:
         try:
-            result = await self.manager.run_single(data)
-        except SystemExit as end:
-            raise ScoringError(f"run_single ended the program for row {row}: SystemExit({end.code!r})") from end
+            result = await contained(lambda: self.manager.run_single(data))
         except Exception as error:
             reason = str(error) if isinstance(error, AsyncrlError) else reason_of(error)
             raise ScoringError(f"run_single failed for row {row}: {reason}") from error
@@ -164,6 +165,14 @@ class RewardLoop:
             raise ScoringError(
                 f"{self._named} returned {result!r:.200} for row {row}; it must return a mapping with reward_score"
             )
-        reward = float(result["reward_score"])
+        score, extra = result["reward_score"], result.get("reward_extra_info")
+        try:
+            reward = float(score)
+            told = dict(extra or {})
+        except Exception as error:
+            raise ScoringError(
+                f"{self._named} returned reward_score={score!r:.100} and reward_extra_info={extra!r:.100} for row "
+                f"{row}; they must be a number, and a mapping or None"
+            ) from error
         require_finite(reward, row)
-        return reward, dict(result.get("reward_extra_info") or {})
+        return reward, told

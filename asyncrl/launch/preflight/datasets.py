@@ -33,6 +33,7 @@ from asyncrl.data.tables import find_files
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.run_folder import has_store
 from asyncrl.machine.long_work import long_work
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.text import reason_of
 from asyncrl.types import Task, without_nulls
 
@@ -83,7 +84,9 @@ def _make_by_class(
         write_rows(path, of_tasks(str(path), tasks), RowReader(AS_THEY_ARE))
     except (ConfigError, DataError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"data.dataset={name} failed: {reason_of(error)}") from error
     log.info("data.dataset=%s made %d tasks of %s", name, len(tasks), ", ".join(sources))
 
@@ -123,7 +126,9 @@ def _read(dataset: Any, row: int, whole_rows: bool) -> Task:
         return _task(row, dataset[row], whole_rows)
     except DataError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise DataError(f"data.dataset={type(dataset).__qualname__} failed: row {row}: {reason_of(error)}") from error
 
 

@@ -86,6 +86,8 @@ _SURROUNDINGS = (
     ),
     gauge("environment_stuck", "threads", "threads with a call of an environment that took too long and still runs"),
     counter("tool_failures", "tries", "failed attempts to call a tool, since the start"),
+    gauge("tool_stuck", "threads", "threads with a call of a function tool of verl that was given up and still runs"),
+    gauge("threads_stuck", "threads", "threads with a call by `asyncio.to_thread` that was given up and still runs"),
     counter("interaction_responses", "responses", "responses of [simulated users](environments.md) since the start"),
     counter("interaction_ended", "responses", "responses of simulated users that ended the episode, since the start"),
     counter(

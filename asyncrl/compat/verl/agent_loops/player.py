@@ -33,6 +33,7 @@ from asyncrl.episode.claims import ClaimedSequence, follow
 from asyncrl.episode.episode import Episode
 from asyncrl.episode.limits import LimitError
 from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.text import line_of_function, reason_of
@@ -316,6 +317,8 @@ def _load_tools(multi_turn: DictConfig) -> list[Any]:
     try:
         tools: list[Any] = load(**paths)
     # The files name the user's own classes and functions, which may raise any exception.
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"{setting}: the tools cannot be made: {reason_of(error)}") from error
     return tools

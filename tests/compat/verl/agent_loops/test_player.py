@@ -92,7 +92,7 @@ async def test_the_score_the_turns_and_the_numbers_of_an_output_are_carried() ->
         ("Stops", r"stop=\['.n'\]: turns are sampled without this setting"),
         ("StopsAtTokens", r"these tokens end no turn; set actor.end_tokens=\['\?'\]"),
         ("Breaks", r"failed: KeyError: 'board'"),
-        ("Exits", r"failed: .*SystemExit.3."),
+        ("Exits", r"failed: .*SystemExit: 3"),
     ],
 )
 async def test_a_loop_that_errs_fails_its_episode_by_name(loop: str, reason: str) -> None:
