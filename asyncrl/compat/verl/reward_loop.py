@@ -141,7 +141,7 @@ class RewardLoop:
 
     @property
     def _named(self) -> str:
-        """The method `run_single` with its class and its place, such as `Mine.run_single (my.py, line 3)`."""
+        """The method `run_single` with its class and its place, such as `Mine.run_single (my_manager.py, line 3)`."""
         line = line_of_function(type(self.manager).run_single)
         return f"{type(self.manager).__qualname__}.run_single{line and f' ({line})'}"
 
