@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncrl.compat.verl.rewarding import Result, require_finite, returned_lists
 from asyncrl.errors import AsyncrlError, ScoringError
-from asyncrl.text import reason_of
+from asyncrl.text import line_of_function, reason_of
 from asyncrl.tools.call_threads import open_to_users
 from asyncrl.tools.contained import contained
 
@@ -139,6 +139,12 @@ class RewardLoop:
         extra = returned_lists([extra for _, extra in results])
         return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict else rewards
 
+    @property
+    def _named(self) -> str:
+        """The method `run_single` with its class and its place, such as `Mine.run_single (my_manager.py, line 3)`."""
+        line = line_of_function(type(self.manager).run_single)
+        return f"{type(self.manager).__qualname__}.run_single{line and f' ({line})'}"
+
     async def _judged(self, data: Any) -> Sequence[Result]:
         rows = [asyncio.ensure_future(self._row(data[row : row + 1], row)) for row in range(len(data))]
         try:
@@ -156,15 +162,17 @@ class RewardLoop:
             reason = str(error) if isinstance(error, AsyncrlError) else reason_of(error)
             raise ScoringError(f"run_single failed for row {row}: {reason}") from error
         if not isinstance(result, Mapping) or "reward_score" not in result:
-            raise ScoringError(f"run_single returned {result!r:.200} for row {row}; it must have reward_score")
+            raise ScoringError(
+                f"{self._named} returned {result!r:.200} for row {row}; it must return a mapping with reward_score"
+            )
         score, extra = result["reward_score"], result.get("reward_extra_info")
         try:
             reward = float(score)
             told = dict(extra or {})
         except Exception as error:
             raise ScoringError(
-                f"run_single returned reward_score={score!r:.100} and reward_extra_info={extra!r:.100} for row {row}; "
-                "they must be a number, and a mapping or None"
+                f"{self._named} returned reward_score={score!r:.100} and reward_extra_info={extra!r:.100} for row "
+                f"{row}; they must be a number, and a mapping or None"
             ) from error
         require_finite(reward, row)
         return reward, told

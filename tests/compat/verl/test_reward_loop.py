@@ -224,7 +224,9 @@ def test_what_is_no_result_is_refused() -> None:
             return self.result
 
     config = OmegaConf.create({"reward": {"result": {"score": 1}}})
-    with pytest.raises(ScoringError, match=r"returned \{'score': 1\} for row 0; it must have reward_score"):
+    with pytest.raises(
+        ScoringError, match=r"Wrong\.run_single \(.*, line \d+\) returned \{'score': 1\} for row 0; it must"
+    ):
         RewardLoop(lambda: Wrong(config, None, None))(batch())
     config.reward.result = {"reward_score": None}
     with pytest.raises(ScoringError, match=r"returned reward_score=None .* for row 0; they must be a number"):

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup, run_method, worker_error
+from asyncrl.compat.verl.controller.worker import Worker
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 from asyncrl.machine.process import is_ctrl_c
@@ -23,12 +24,18 @@ class LocalWorkerGroup(WorkerGroup):
     The workers share this process and its single torch.distributed group, so several workers cannot train one model
     together. Arguments and results are copied.
 
-    Raises DispatchError: the pool has no process. Passes on Exceptions of the workers' constructor. Raises WorkerError,
-    which names the rank, instead of anything else that it raises, such as SystemExit.
+    Raises DispatchError: the pool has no process, or the class is none of workers. Passes on Exceptions of the workers'
+    constructor. Raises WorkerError, which names the rank, instead of anything else that it raises, such as SystemExit.
     """
 
     def __init__(self, class_with_args: ClassWithInitArgs, resource_pool: ResourcePool | None = None) -> None:
-        super().__init__(class_with_args.cls)
+        cls = class_with_args.cls
+        if not (isinstance(cls, type) and issubclass(cls, Worker)):
+            raise DispatchError(
+                f"{getattr(cls, '__qualname__', repr(cls))} is no class of workers: derive it from Worker of "
+                "asyncrl.compat.verl.controller"
+            )
+        super().__init__(cls)
         pool = resource_pool or ResourcePool([1])
         if not pool.world_size:
             raise DispatchError(

@@ -142,7 +142,7 @@ def verl_tools(entries: Sequence[Any]) -> list[type[Tool]]:
     del pydantic
     provide_verl()
     # A process opens its tools several times, but makes each object once: its constructor may start a pool of threads.
-    return [_class_of(tool) for entry in entries for tool in _made(json.dumps(entry, sort_keys=True, default=str))]
+    return [_class_of(tool) for entry in entries for tool in _made(json.dumps(entry, default=str))]
 
 
 @cache

@@ -429,3 +429,8 @@ with LocalWorkerGroup(ClassWithInitArgs(Adder, amount=2), ResourcePool([2])) as 
 @pytest.mark.slow
 def test_a_worker_that_was_written_for_verl_runs_where_verl_is_not_installed() -> None:
     subprocess.run([sys.executable, "-c", WRITTEN_FOR_VERL], check=True)
+
+
+def test_a_class_that_is_none_of_workers_is_refused() -> None:
+    with pytest.raises(DispatchError, match="dict is no class of workers: derive it from Worker"):
+        LocalWorkerGroup(ClassWithInitArgs(dict))

@@ -281,3 +281,11 @@ def test_a_start_tries_a_tool_of_the_users_own_but_not_one_of_asyncrl() -> None:
     assert may_reward_turns(actor)
     gsm8k = {"class_name": "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool", "tool_schema": OLD_SCHEMA}
     assert OwnCode.of(ActorConfig(tools=[], verl_tools=[gsm8k])).tools == {}
+
+
+def test_the_parameters_of_a_tool_keep_their_order() -> None:
+    names = ["zeta", "alpha", "middle"]
+    parameters = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    function = {"name": "old", "description": "it", "parameters": parameters}
+    [tool] = classes({**OLD, "tool_schema": {"type": "function", "function": function}}).values()
+    assert [*tool.schema["parameters"]["properties"]] == names
