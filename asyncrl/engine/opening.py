@@ -19,7 +19,9 @@ from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.fleet.folders import Folders
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.sglang.fitting import fitting_arguments, requests_of_server
 from asyncrl.engine.sglang.launch import LaunchedServer, server_command, server_count
+from asyncrl.engine.sglang.probe import installed_version
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.engine.vllm.server import VllmServer
@@ -73,6 +75,7 @@ class ServersSettings:
     - `run` and `name`: the run, and the name of the actor in it
     - `folders`: the directory into which the actor puts weights for its servers to load
     - `logs`: the directory of the servers' logs
+    - `episodes`: the number of episodes that the actor runs at once
     - `seed`: the seed of the sampling in servers that the actor starts
     - `gpu_lock`: set if these servers share their GPUs with the learner
     """
@@ -82,6 +85,7 @@ class ServersSettings:
     name: str
     folders: Path
     logs: Path
+    episodes: int
     seed: int = 0
     gpu_lock: ServersLock | None = None
 
@@ -173,12 +177,17 @@ def _launched(
 ) -> list[LaunchedServer]:
     own = engine.server
     count = server_count(own)
+    version = () if own.on_cpu else installed_version(engine.python, own.environment)
+    fitting = fitting_arguments(own, requests_of_server(servers.episodes, count), version)
     first = own.port or free_ports(count)
     return [
         LaunchedServer(
             f"http://127.0.0.1:{first + index}",
             server_command(
-                engine, model, first + index, index, seed=servers.seed, shares_gpus=servers.gpu_lock is not None
+                *(engine, model, first + index, index),
+                seed=servers.seed,
+                shares_gpus=servers.gpu_lock is not None,
+                fitting=fitting,
             ),
             servers.logs / f"{servers.name}-server-{index}.log",
             own.environment,

@@ -49,9 +49,17 @@ def server_count(server: ServerConfig) -> int:
 
 
 def server_command(
-    engine: EngineConfig, model: ModelConfig, port: int, index: int, *, seed: int = 0, shares_gpus: bool = False
+    engine: EngineConfig,
+    model: ModelConfig,
+    port: int,
+    index: int,
+    *,
+    seed: int = 0,
+    shares_gpus: bool = False,
+    fitting: Sequence[str] = (),
 ) -> list[str]:
-    """The command line of the actor's server number `index`. `shares_gpus`: the learner uses the server's GPUs, too."""
+    """The command line of the actor's server number `index`. `shares_gpus`: the learner uses the server's GPUs, too.
+    `fitting`: the arguments that fit the server to the run (see fitting.py)."""
     server = engine.server
     source = source_of(model)
     command = [engine.python, "-m", "sglang.launch_server", "--model-path", source.path, "--dtype", model.dtype]
@@ -72,7 +80,7 @@ def server_command(
         command += [OVERRIDES_FLAG, json.dumps(overrides)]
     if shares_gpus and not server.on_cpu:
         command += ["--enable-memory-saver"]
-    return [*command, *server.arguments]
+    return [*command, *fitting, *server.arguments]
 
 
 class LaunchedServer:

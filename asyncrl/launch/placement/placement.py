@@ -54,6 +54,8 @@ class PlacedRole:
     cpus: int
     port: int | None = None
     """The first port at which others reach this process; 0: chosen at the start; `None`: it does not listen."""
+    servers: int = 0
+    """The number of servers that this process starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()
-            actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port)
+            actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port, servers=servers)
         elif engine.kind != "embedded":
             actor = replace(actor, gpus=None)
         yield actor
