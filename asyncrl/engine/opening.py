@@ -4,13 +4,16 @@ engines and servers."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.schema import EngineConfig, ModelConfig
+import torch
+
+from asyncrl.config.schema import EngineConfig, ModelConfig, ServerConfig
 from asyncrl.engine.base import Engine
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.colocation import ServerTurns
@@ -19,14 +22,23 @@ from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.fleet.folders import Folders
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.fleet.settings import FleetSettings
-from asyncrl.engine.sglang.fitting import fitting_arguments, requests_of_server
-from asyncrl.engine.sglang.launch import LaunchedServer, server_command, server_count
+from asyncrl.engine.sglang.fitting import (
+    SHARE,
+    GpuMemory,
+    cache_tokens,
+    fitting_arguments,
+    requests_of_server,
+    together_arguments,
+    token_bytes,
+)
+from asyncrl.engine.sglang.launch import LaunchedServer, memory_share, server_command, server_count
 from asyncrl.engine.sglang.probe import installed_version
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.engine.vllm.server import VllmServer
 from asyncrl.errors import ConfigError
 from asyncrl.machine.gpu_lock import ServersLock
+from asyncrl.machine.gpu_use import gpu_bytes
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.modelling.routing import routing_shape
@@ -141,7 +153,7 @@ def server_opener(
         SglangServer,
         context=each.context,
         settings=each.routes,
-        taken_gpus=range(server_count(launched) * launched.tp_size) if engine.launches else (),
+        taken_gpus=range(launched.gpus_of(server_count(launched))) if engine.launches else (),
         silence_s=engine.silence_s,
         load_s=each.load_s,
         overrides=overrides,
@@ -177,8 +189,10 @@ def _launched(
 ) -> list[LaunchedServer]:
     own = engine.server
     count = server_count(own)
+    requests = requests_of_server(servers.episodes, count)
     version = () if own.on_cpu else installed_version(engine.python, own.environment)
-    fitting = fitting_arguments(own, requests_of_server(servers.episodes, count), version)
+    fitting = fitting_arguments(own, requests, version)
+    memory = _gpu_memory(model) if own.together > 1 else None
     first = own.port or free_ports(count)
     return [
         LaunchedServer(
@@ -187,7 +201,7 @@ def _launched(
                 *(engine, model, first + index, index),
                 seed=servers.seed,
                 shares_gpus=servers.gpu_lock is not None,
-                fitting=fitting,
+                fitting=[*fitting, *_shared_gpu(own, index, memory, requests, servers.each.context)],
             ),
             servers.logs / f"{servers.name}-server-{index}.log",
             own.environment,
@@ -197,3 +211,26 @@ def _launched(
         )
         for index in range(count)
     ]
+
+
+def _gpu_memory(model: ModelConfig) -> GpuMemory | None:
+    """The memory of the GPU of a server with `model`; `None`: there is no driver or GPU that could say it."""
+    import pynvml
+
+    gpu = gpu_bytes(pynvml)
+    if gpu is None:
+        return None
+    itemsize = getattr(torch, model.dtype).itemsize
+    weights = sum(math.prod(shape) for shape in model_shapes(model).tensors.values()) * itemsize
+    return GpuMemory(gpu, weights, token_bytes(open_config(model).get_text_config(), itemsize))
+
+
+def _shared_gpu(server: ServerConfig, index: int, memory: GpuMemory | None, requests: int, longest: int) -> list[str]:
+    """The arguments of server number `index` if it shares its GPU with other servers. Its `requests` have at most
+    `longest` tokens each. Raises ConfigError: see `cache_tokens`."""
+    if server.together == 1:
+        return []
+    tokens = requests * longest
+    if memory is not None:
+        tokens = cache_tokens(memory, memory_share(server, index) or SHARE, server.together, tokens, longest)
+    return together_arguments(server, tokens)

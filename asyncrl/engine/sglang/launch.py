@@ -19,6 +19,7 @@ import torch
 
 from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.sglang.fitting import FRACTION
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
 from asyncrl.masking import masked
@@ -45,7 +46,15 @@ KILLED_S = 30.0
 
 def server_count(server: ServerConfig) -> int:
     """The number of servers that an actor starts on the GPUs that it sees."""
-    return max(1, torch.cuda.device_count() // server.tp_size) if server.count is None else server.count
+    if server.count is not None:
+        return server.count
+    return max(1, torch.cuda.device_count() // server.tp_size) * server.together
+
+
+def memory_share(server: ServerConfig, index: int) -> float | None:
+    """The share of a GPU's memory that server number `index` and the other servers on its GPU may use; `None`: as much
+    as SGLang takes."""
+    return server.memory if index in server.shared or not server.shared else None
 
 
 def server_command(
@@ -66,10 +75,10 @@ def server_command(
     if source.revision is not None:
         command += ["--revision", source.revision]
     command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(seed + index)]
-    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
+    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(server.first_gpu(index))]
     command += ["--sleep-on-idle"]
-    if server.memory is not None and (index in server.shared or not server.shared):
-        command += ["--mem-fraction-static", str(server.memory)]
+    if server.together == 1 and (memory := memory_share(server, index)) is not None:
+        command += [FRACTION, str(memory)]
     if engine.return_routed_experts:
         command += ["--enable-return-routed-experts"]
     if model.tokenizer is not None:

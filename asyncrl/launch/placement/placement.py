@@ -223,12 +223,12 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
         gpus = _part(own["actor"], index, max(1, len(own["actor"]) // counts["actor"]))
         actor = PlacedRole("actor", "actor", (), node.pool, node.host, gpus, torch, torch)
         if engine.launches:
-            servers = engine.server.count or max(1, len(gpus) // engine.server.tp_size)
+            servers = engine.server.count or max(1, len(gpus) // engine.server.tp_size) * engine.server.together
             port = engine.server.port and engine.server.port + index * servers
             arguments = [f"engine.server.count={servers}", *([f"engine.server.port={port}"] if port else [])]
             if "actor" in memory:
                 arguments += [f"engine.server.memory={memory['actor']}"]
-                shared = shared_servers(own, gpus, engine.server.tp_size, servers)
+                shared = shared_servers(own, gpus, engine.server.first_gpu, engine.server.tp_size, servers)
                 # A configured share is for every server, even for a server that shares its GPUs with no other role.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
