@@ -132,7 +132,7 @@ def _windows(rows: Sequence[Row], together: int) -> Iterator[tuple[float, float]
 
 def _engines(row: Row, together: int) -> float:
     """Return the number of engines of an actor with this row."""
-    return max(1.0, row.get("servers", 1) / together)
+    return max(1.0, float(row.get("servers", 1)) / together)
 
 
 def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -32,6 +32,7 @@ from asyncrl.engine.sglang.fitting import (
     token_bytes,
 )
 from asyncrl.engine.sglang.launch import LaunchedServer, memory_share, server_command, server_count
+from asyncrl.engine.sglang.load import load_counters
 from asyncrl.engine.sglang.probe import installed_version
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
@@ -127,6 +128,7 @@ def open_fleet(
         spans=spans,
         routed=engine.return_routed_experts,
         marks=_marks(policy) if engine.kind == "sglang" else (),
+        loads=partial(_loads, () if engine.server.on_cpu else launched),
     )
     keepers = [opened.keep, folders.keep, *(server.keep for server in launched)]
     if turns is not None:
@@ -234,3 +236,9 @@ def _shared_gpu(server: ServerConfig, index: int, memory: GpuMemory | None, requ
     if memory is not None:
         tokens = cache_tokens(memory, memory_share(server, index) or SHARE, server.together, tokens, longest)
     return together_arguments(server, tokens)
+
+
+def _loads(servers: Sequence[LaunchedServer]) -> Mapping[str, float]:
+    """The gauges of the load of these servers, which must be on GPUs. On the CPU a server has no graphs, and its
+    scheduler runs the model."""
+    return load_counters([server.load() for server in servers]) if servers else {}

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.engine.fleet.http import Http
 from asyncrl.engine.sglang.fitting import FRACTION
+from asyncrl.engine.sglang.load import LoadWatch, ServerLoad
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
 from asyncrl.masking import masked
@@ -121,6 +123,7 @@ class LaunchedServer:
         self._max_failures = max_failures
         self._was_killed = False
         self._turns = turns
+        self._watch = LoadWatch(log, self._pid, time.monotonic)
         if turns is not None:
             turns.add(self)
 
@@ -128,6 +131,13 @@ class LaunchedServer:
     def running(self) -> bool:
         """True if there is a process."""
         return self.process is not None
+
+    def load(self) -> ServerLoad:
+        """The load of the server since the last call."""
+        return self._watch.look()
+
+    def _pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
 
     def end(self) -> None:
         """Kill the process, if there is one. `keep` then starts another one."""
