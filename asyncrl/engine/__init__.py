@@ -11,9 +11,9 @@ A request that fails is retried at another server, and the policy's turn keeps t
 fleet/completion.py, fleet/partial_turn.py.
 
 Files in reading order: base.py (the protocol), scheduler.py, cache.py, passes.py and embedded.py (continuous batching
-in this process); fleet/fleet.py (many servers as one engine), fleet/completion.py, fleet/endpoint.py, fleet/updater.py,
-fleet/server.py (the protocol of a server), then sglang/ and vllm/. opening.py opens an engine of any kind, and
-from_config.py reads the configuration.
+in this process), and graphed/ (the same on a GPU by CUDA graphs). Then fleet/fleet.py (many servers as one engine),
+fleet/completion.py, fleet/endpoint.py, fleet/updater.py, fleet/server.py (the protocol of a server), sglang/ and vllm/.
+opening.py opens an engine of any kind, and from_config.py reads the configuration.
 
 A kind of server, a route of weights into servers (with a row in weights/routes.py), or another rule for batching
 requests may be added. Ask before you change `Engine`, or the rule that a sampled token has a log-prob and a version.

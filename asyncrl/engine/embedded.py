@@ -2,7 +2,7 @@
 
 One thread owns the model, the cache and the scheduler. Callers queue commands for the thread and await futures. The
 thread runs commands only between two forward passes, so a weight switch, a new request or an abort never interrupts a
-pass.
+pass. On a GPU, passes are CUDA graphs if the model allows it: see engine/graphed.
 
 Exactness: a token's log-prob equals that of a plain forward pass over all tokens before it, under its recorded version.
 So a weight switch drops all keys and values. Running sequences are prefilled again under the new weights and continue;
@@ -37,13 +37,14 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.config.schema.generation import LARGEST_INTEGER
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
+from asyncrl.engine.graphed.opening import open_passes
 from asyncrl.engine.own_weights import OwnWeights
-from asyncrl.engine.passes import Passes
+from asyncrl.engine.passes import SampledToken
 from asyncrl.engine.sampling import request_key
-from asyncrl.engine.scheduler import Request, Scheduler, Slot, SlotChunk
+from asyncrl.engine.scheduler import Request, Scheduler
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.machine.long_work import unmeasured_work
-from asyncrl.modelling.devices import described
+from asyncrl.modelling.devices import described, on_device
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.routers import route_in_float32
 from asyncrl.modelling.source import source_of
@@ -67,6 +68,7 @@ class EmbeddedEngine:
       model's matrices.
     - `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
     - `prefill_tokens` limits the prompt tokens of one pass.
+    - `static`: use passes of fixed shapes, which a GPU replays as CUDA graphs. None: use them on a GPU
     - `clock` gives the seconds of `stats`.
 
     Raises ConfigError for one of these reasons:
@@ -85,22 +87,32 @@ class EmbeddedEngine:
         initial_version: int = NO_VERSION,
         prefill_tokens: int | None = None,
         keep_cache: bool = False,
+        static: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         model = model.eval().requires_grad_(False)
-        self._weights = OwnWeights(model, LARGEST_INTEGER.get(config.dtype or ""))
+        static = model.device.type == "cuda" if static is None else static
+        # A graph reads the weights at the addresses that they had when it was recorded.
+        self._weights = OwnWeights(model, LARGEST_INTEGER.get(config.dtype or ""), in_place=static)
         self._precision = _precision(config.dtype, model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._max_length = config.max_length or SLOT_TOKENS
         self._seed = seed
         self._version = initial_version
         self._keep_cache = keep_cache
-        self._passes = Passes(
-            model, config.slots, self._max_length, keep_cache=keep_cache, routed=config.return_routed_experts
+        prefill = prefill_tokens or (512 if model.device.type == "cpu" else 8192)
+        self._device: torch.device = model.device
+        self._passes = open_passes(
+            model,
+            config.slots,
+            self._max_length,
+            prefill_tokens=prefill,
+            keep_cache=keep_cache,
+            routed=config.return_routed_experts,
+            static=static,
         )
         self._canary = CanaryJudge()
         self._error_logger = ErrorLogger(logger)
-        prefill = prefill_tokens or (512 if model.device.type == "cpu" else 8192)
         self._scheduler = Scheduler(config.slots, prefill, self._passes.copy)
         self._waiters: list[tuple[int, Future[None]]] = []
         self._sampled = 0
@@ -143,6 +155,10 @@ class EmbeddedEngine:
     def expected(self) -> dict[str, tuple[int, ...]]:
         """The names and shapes of the tensors that a weight update must have."""
         return self._weights.shapes
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._device.type == "cuda"
 
     @property
     def takes_grammars(self) -> bool:
@@ -246,7 +262,7 @@ class EmbeddedEngine:
 
     def _run(self) -> None:
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), on_device(self._device):
                 while not self._closed:
                     self._take_commands()
                     if self._ready:
@@ -266,7 +282,7 @@ class EmbeddedEngine:
 
     @property
     def _ready(self) -> bool:
-        return self._version != NO_VERSION and self._scheduler.busy
+        return self._version != NO_VERSION and (self._scheduler.busy or self._passes.pending)
 
     def _take_commands(self) -> None:
         if not self._ready:
@@ -296,6 +312,8 @@ class EmbeddedEngine:
     def _switch(self, version: int, staged: Mapping[str, torch.Tensor], check: CanaryCheck | None) -> None:
         if version <= self._version:
             raise WeightsError(f"version {version} is not newer than {self._version}, which is served")
+        # Tokens of the pass that has started belong to the old version.
+        self._advance(self._passes.settle)
         replaced = self._weights.load(staged)
         self._forget()
         if check is not None:
@@ -324,15 +342,19 @@ class EmbeddedEngine:
         self._canary.judge(check, answer, self._precision, by, len(tokens))
 
     def _step(self) -> None:
+        self._advance(lambda: self._passes.compute(self._scheduler.plan()))
+
+    def _advance(self, compute: Callable[[], list[SampledToken]]) -> None:
+        """Add the tokens that `compute` returns to their requests. If it fails, the running requests fail."""
         try:
-            self._advance(self._scheduler.plan())
+            self._append(compute())
         except Exception as error:
             failed = EngineError(f"a forward pass failed: {error!r}")
             self._error_logger.exception(f"requests end with an error: {failed}", error)
             self._scheduler.fail_all(failed, waiting=False)
 
-    def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
-        for slot, token, logprob, alternatives in self._passes.compute(work):
+    def _append(self, sampled: Sequence[SampledToken]) -> None:
+        for slot, token, logprob, alternatives in sampled:
             if math.isfinite(logprob):
                 self._sampled += 1
                 self._scheduler.append(slot, token, logprob, self._version, alternatives)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,11 +22,17 @@ class OwnWeights:
     `WeightFormat`. With `largest_integer` the matrices of the layers are rounded at construction and with each update:
     see `as_integers`. As in most quantized servers, embeddings, the output layer and routers are not rounded.
 
+    With `in_place` the tensors keep their memory, and updates are copied into it.
+
     Raises ConfigError: transformers cannot convert the weights.
     """
 
-    def __init__(self, model: Any, largest_integer: int | None = None) -> None:
+    def __init__(self, model: Any, largest_integer: int | None = None, in_place: bool = False) -> None:
         self._tensors = model_tensors(model)
+        self._in_place = in_place
+        # Memory for the replaced tensors. To get it takes longer than to copy them, so the next update has it ready.
+        self._spare: dict[str, torch.Tensor] = {}
+        self._device: torch.device = model.device
         self._largest_integer = largest_integer
         self._matrices = _matrices(model) & self._tensors.keys() if largest_integer else set()
         self.load(self._rounded({name: self._tensors[name].data for name in self._matrices}))
@@ -48,16 +55,32 @@ class OwnWeights:
                 raise WeightsError(
                     f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; the model has {shape}"
                 )
+        with _own_stream(self._device):
+            return self._staged(tensors)
+
+    def _staged(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         own = self._format.restore(tensors)
         for name, tensor in self._tensors.items():
             if own[name].is_floating_point() != tensor.is_floating_point():
                 raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
         staged = {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
+        if self._in_place:
+            self._spare = {name: torch.empty_like(each) for name, each in staged.items()}
+            # The first call on a GPU loads the kernel, which takes longer than the copy.
+            torch._foreach_copy_(list(self._spare.values()), list(staged.values()))
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Replace the model's own tensors by `staged`, without a copy. Returns the replaced tensors."""
+        """Replace the model's own tensors by `staged`, without a copy if they need not keep their memory. Returns the
+        replaced tensors."""
         replaced = {name: self._tensors[name].data for name in staged}
+        if self._in_place and staged:
+            spare, self._spare = self._spare, {}
+            kept = {name: spare[name] if name in spare else torch.empty_like(each) for name, each in replaced.items()}
+            torch._foreach_copy_(list(kept.values()), list(replaced.values()))
+            torch._foreach_copy_(list(replaced.values()), list(staged.values()))
+            _wait(self._device)
+            return kept
         for name, tensor in staged.items():
             self._tensors[name].data = tensor
         return replaced
@@ -66,6 +89,25 @@ class OwnWeights:
         if self._largest_integer is None:
             return matrices
         return {name: as_integers(matrix, self._largest_integer) for name, matrix in matrices.items()}
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """Give work on a GPU a stream of its own, so that forward passes need not wait for it."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.default_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+def _wait(device: torch.device) -> None:
+    """Wait for the work of a GPU, since other streams may use the memory next."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def as_integers(matrix: torch.Tensor, largest: int) -> torch.Tensor:

@@ -54,6 +54,15 @@ class Passes:
         # log-prob yet.
         self._unproven: dict[int, int] = {}
 
+    @property
+    def pending(self) -> bool:
+        """Always false: each call of `compute` returns the tokens of its own pass."""
+        return False
+
+    def settle(self) -> list[SampledToken]:
+        """Return no tokens: see `pending`."""
+        return []
+
     def copy(self, source: int, slot: int, count: int) -> None:
         """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
         self._cache.copy(source, slot, count)

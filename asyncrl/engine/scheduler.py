@@ -9,6 +9,7 @@ Invariants:
   their prompt, and all tasks share the text of the tools.
 - If the next pass computes, for an older request, at least half of the tokens that a sequence lacks, the sequence waits
   and then copies them.
+- A sequence that decodes on the device (see engine/graphed/passes.py) gets no chunks until its request is done.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the remaining sequences, oldest
   request first. So a prompt of any length slows other sequences by a bounded amount.
 - After `forget` no earlier key or value is used. With `keep`, the session that owns them still uses them, but no other
@@ -79,6 +80,7 @@ class Slot:
     - `experts`, if the engine records them: a row uint8[W] for each token, with its experts when it was first computed.
       So a token that is computed again keeps the experts with which it was sampled.
     - `is_mixed`: true if the slot has keys and values of an older version, which other sessions must not copy
+    - `is_decoding`: true if the device computes the sampled tokens of the request without a plan
     """
 
     index: int
@@ -87,6 +89,7 @@ class Slot:
     cached: int = 0
     experts: list[NDArray[np.uint8]] = field(default_factory=list)
     is_mixed: bool = False
+    is_decoding: bool = False
 
 
 class SlotChunk(NamedTuple):
@@ -136,6 +139,8 @@ class Scheduler:
         longer: list[tuple[Slot, SlotChunk]] = []
         budget = self._prefill_tokens
         for slot in self._running.values():
+            if slot.is_decoding:
+                continue
             if budget and len(slot.tokens) - slot.cached > 1:
                 self._share(slot)
                 if any(not other.is_mixed and _shares_half(slot, other, chunk.end) for other, chunk in longer):
@@ -207,7 +212,7 @@ class Scheduler:
                 slot.is_mixed = slot.cached > 0
             return {slot.index for slot in kept}
         for slot in self._running.values():
-            slot.cached = 0
+            slot.cached, slot.is_decoding = 0, False
         while self._idle:
             self._evict()
         return set()
@@ -221,6 +226,7 @@ class Scheduler:
         request = self._request(session)
         self._waiting.pop(session, None)
         if slot := self._running.pop(session, None) or self._idle.pop(session, None):
+            slot.is_decoding = False
             heapq.heappush(self._free, slot.index)
         return request
 
@@ -245,10 +251,11 @@ class Scheduler:
 
     def _share(self, slot: Slot) -> None:
         tokens, source, shared = slot.tokens, slot, slot.cached
+        most = len(tokens) - 1
+        # Of hundreds of slots, few agree in the next token.
         for other in chain(self._running.values(), self._idle.values()):
-            limit = 0 if other.is_mixed else min(other.cached, len(tokens) - 1)
-            if limit > shared and other.tokens[shared] == tokens[shared]:
-                common = _common_prefix(other.tokens, tokens, limit)
+            if shared < most and other.cached > shared and other.tokens[shared] == tokens[shared]:
+                common = 0 if other.is_mixed else _common_prefix(other.tokens, tokens, min(other.cached, most))
                 if common > shared:
                     source, shared = other, common
         if source is not slot:
@@ -264,6 +271,7 @@ class Scheduler:
     def _end(self, slot: Slot, reason: str) -> None:
         session = slot.request.session
         self._idle[session] = self._running.pop(session)
+        slot.is_decoding = False
         slot.request.finish(reason, slot.experts)
 
 
@@ -276,5 +284,16 @@ def _shares_half(slot: Slot, other: Slot, end: int) -> bool:
     return 2 * (_common_prefix(other.tokens, tokens, limit) - cached) >= len(tokens) - cached
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int], limit: int) -> int:
-    return next((index for index in range(limit) if first[index] != second[index]), limit)
+def _common_prefix(first: list[int], second: list[int], limit: int) -> int:
+    """The number of equal tokens at the beginnings, at most `limit`."""
+    if first[:limit] == second[:limit]:
+        return limit
+    same, other = 0, limit
+    # Lists are compared faster as a whole than token by token.
+    while other - same > 1:
+        middle = (same + other) // 2
+        if first[same:middle] == second[same:middle]:
+            same = middle
+        else:
+            other = middle
+    return same

@@ -1,10 +1,16 @@
-"""Describes a device for the logs."""
+"""Describes a device for the logs, and makes it the current one."""
 
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current device of this thread. Without a GPU, nothing changes."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def described(device: torch.device | str) -> str:

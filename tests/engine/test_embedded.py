@@ -26,6 +26,9 @@ from tests.helpers import GENEROUS_S, async_until
 
 pytestmark = pytest.mark.slow
 
+BOTH = pytest.mark.parametrize("static", [False, True], ids=["usual", "static"])
+"""Passes of the usual kind, and passes of fixed shapes as on a GPU."""
+
 LONG = Sampling(1.0, 400)
 START = prompt(np.random.default_rng(0), 10)
 
@@ -47,12 +50,15 @@ async def sample(engine: EmbeddedEngine, count: int, session: str = "s") -> Gene
     return await engine.generate(START, Sampling(1.0, count), (), session)
 
 
+@BOTH
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-async def test_logprobs_equal_a_plain_forward_at_every_temperature_with_more_requests_than_slots(family: str) -> None:
+async def test_logprobs_equal_a_plain_forward_at_every_temperature_with_more_requests_than_slots(
+    family: str, static: bool
+) -> None:
     rng, model = np.random.default_rng(0), tiny_model(family=family)
     temperatures = [0.0, 0.5, 1.0, 1.7] * 4
     prompts = [prompt(rng, int(length)) for length in rng.integers(1, 40, 16)]
-    async with serving(tiny_model(family=family), prefill_tokens=11) as engine:
+    async with serving(tiny_model(family=family), prefill_tokens=11, static=static) as engine:
         calls = [
             engine.generate(start, Sampling(temperature, 5 + i), (), f"s{i}")
             for i, (start, temperature) in enumerate(zip(prompts, temperatures, strict=True))
@@ -63,9 +69,12 @@ async def test_logprobs_equal_a_plain_forward_at_every_temperature_with_more_req
         assert_exact({0: model}, start, got, temperature)
 
 
+@BOTH
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-async def test_the_likeliest_tokens_are_those_of_the_distribution_that_was_sampled_from(temperature: float) -> None:
-    async with serving() as engine:
+async def test_the_likeliest_tokens_are_those_of_the_distribution_that_was_sampled_from(
+    temperature: float, static: bool
+) -> None:
+    async with serving(static=static) as engine:
         wanted, plain = await asyncio.gather(
             engine.generate(START, Sampling(temperature, 6, alternatives=3), (), "wanted"),
             engine.generate(START, Sampling(temperature, 6), (), "plain"),
@@ -98,8 +107,11 @@ EPISODE = st.tuples(
     switches=st.lists(st.integers(1, 80), max_size=3),
     slots=st.integers(1, 5),
     prefill_tokens=st.integers(1, 40),
+    static=st.booleans(),
 )
-def test_logprobs_are_exact_through_joins_turns_aborts_and_weight_switches(episodes, switches, slots, prefill_tokens):
+def test_logprobs_are_exact_through_joins_turns_aborts_and_weight_switches(
+    episodes, switches, slots, prefill_tokens, static
+):
     models = {version: tiny_model(seed=version) for version in range(len(switches) + 1)}
     rng = np.random.default_rng(1)
 
@@ -132,16 +144,17 @@ def test_logprobs_are_exact_through_joins_turns_aborts_and_weight_switches(episo
             await engine.update_weights(version, parameters(models[version]))
 
     async def main() -> None:
-        async with serving(slots=slots, prefill_tokens=prefill_tokens) as engine:
+        async with serving(slots=slots, prefill_tokens=prefill_tokens, static=static) as engine:
             await asyncio.gather(switch(engine), *(episode(engine, i, *each) for i, each in enumerate(episodes)))
             await async_until(lambda: engine.stats().running == 0)
 
     asyncio.run(asyncio.wait_for(main(), GENEROUS_S))
 
 
-async def test_a_generation_in_flight_goes_on_under_new_weights_with_the_version_of_every_token() -> None:
+@BOTH
+async def test_a_generation_in_flight_goes_on_under_new_weights_with_the_version_of_every_token(static: bool) -> None:
     models = {version: tiny_model(seed=version) for version in (0, 4, 9)}
-    async with serving() as engine:
+    async with serving(static=static) as engine:
         call = asyncio.create_task(sample(engine, 400))
         for version in (4, 9):
             tokens = engine.stats().tokens
@@ -155,9 +168,10 @@ async def test_a_generation_in_flight_goes_on_under_new_weights_with_the_version
     assert_exact(models, START, got, 1.0)
 
 
-async def test_a_turn_after_a_weight_switch_uses_no_key_of_the_older_version() -> None:
+@BOTH
+async def test_a_turn_after_a_weight_switch_uses_no_key_of_the_older_version(static: bool) -> None:
     newer = tiny_model(seed=1)
-    async with serving() as engine:
+    async with serving(static=static) as engine:
         first = await sample(engine, 5)
         await engine.update_weights(1, parameters(newer))
         longer = np.concatenate([START, first.tokens])
@@ -182,12 +196,13 @@ async def test_a_second_turn_computes_only_its_suffix_and_a_session_with_a_known
     assert_exact({0: tiny_model()}, START, third, 1.0)
 
 
-async def test_what_is_sampled_depends_on_seed_and_session_and_not_on_the_batch() -> None:
+@BOTH
+async def test_what_is_sampled_depends_on_seed_and_session_and_not_on_the_batch(static: bool) -> None:
     rng = np.random.default_rng(0)
     cases = [(prompt(rng, 5 + 3 * i), Sampling(0.0 if i % 2 else 1.0, 30), (), f"s{i}") for i in range(9)]
 
     async def tokens(seed: int, together: bool) -> list[list[int]]:
-        async with serving(seed=seed) as engine:
+        async with serving(seed=seed, static=static) as engine:
             if together:
                 taken = await asyncio.gather(*(engine.generate(*case) for case in cases))
             else:
@@ -201,8 +216,9 @@ async def test_what_is_sampled_depends_on_seed_and_session_and_not_on_the_batch(
     assert same == [sampling.temperature == 0 for _, sampling, _, _ in cases]
 
 
-async def test_a_turn_ends_with_its_stop_token_or_its_limit_or_a_full_slot() -> None:
-    async with serving(max_length=32) as engine:
+@BOTH
+async def test_a_turn_ends_with_its_stop_token_or_its_limit_or_a_full_slot(static: bool) -> None:
+    async with serving(max_length=32, static=static) as engine:
         free = await engine.generate(START, Sampling(0.0, 8), (), "s")
         stop = int(free.tokens[3])
         stopped = await engine.generate(START, Sampling(0.0, 8), [VOCABULARY + 5, stop], "s")
@@ -214,8 +230,11 @@ async def test_a_turn_ends_with_its_stop_token_or_its_limit_or_a_full_slot() -> 
     assert (free.tokens.dtype, free.logprobs.dtype, free.versions.dtype) == (np.int32, np.float32, np.int32)
 
 
-async def test_a_released_or_cancelled_session_frees_its_slot_and_a_released_one_returns_what_there_is() -> None:
-    async with serving(slots=1) as engine:
+@BOTH
+async def test_a_released_or_cancelled_session_frees_its_slot_and_a_released_one_returns_what_there_is(
+    static: bool,
+) -> None:
+    async with serving(slots=1, static=static) as engine:
         running, waiting = (asyncio.create_task(sample(engine, 400, name)) for name in ("running", "waiting"))
         await async_until(lambda: engine.stats().tokens >= 5)
         engine.release("waiting")
@@ -285,7 +304,8 @@ async def test_a_weight_update_that_does_not_fit_changes_nothing() -> None:
         assert_exact({5: tiny_model()}, START, await sample(engine, 9), 1.0)
 
 
-async def test_a_failing_pass_fails_its_requests_and_the_engine_goes_on() -> None:
+@BOTH
+async def test_a_failing_pass_fails_its_requests_and_the_engine_goes_on(static: bool) -> None:
     model, broken = tiny_model(), list[bool]()
 
     def fail_when_broken(*_: Any) -> None:
@@ -293,7 +313,7 @@ async def test_a_failing_pass_fails_its_requests_and_the_engine_goes_on() -> Non
             raise RuntimeError("out of memory")
 
     model.register_forward_pre_hook(fail_when_broken)
-    async with serving(model) as engine:
+    async with serving(model, static=static) as engine:
         calls = [asyncio.create_task(sample(engine, 400, f"s{i}")) for i in range(3)]
         await async_until(lambda: engine.stats().running == 3)
         broken.append(True)
@@ -304,10 +324,11 @@ async def test_a_failing_pass_fails_its_requests_and_the_engine_goes_on() -> Non
         assert_exact({0: tiny_model()}, START, await sample(engine, 9, "s0"), 1.0)
 
 
-async def test_weights_that_give_no_finite_logits_fail_requests_and_leave_no_trace_in_the_cache() -> None:
+@BOTH
+async def test_weights_that_give_no_finite_logits_fail_requests_and_leave_no_trace_in_the_cache(static: bool) -> None:
     rotten = {name: torch.full_like(tensor, torch.nan) for name, tensor in parameters(tiny_model()).items()}
     long, short = prompt(np.random.default_rng(0), 40), prompt(np.random.default_rng(1), 10)
-    async with serving() as engine:
+    async with serving(static=static) as engine:
         await engine.update_weights(1, rotten)
         for name in ("a", "b"):
             with pytest.raises(EngineError, match="version 1 gives logits that are not finite"):
@@ -319,8 +340,9 @@ async def test_weights_that_give_no_finite_logits_fail_requests_and_leave_no_tra
             assert_exact({2: tiny_model()}, start, got, 1.0)
 
 
-async def test_closing_fails_outstanding_calls_and_refuses_later_ones() -> None:
-    async with serving(slots=2) as engine:
+@BOTH
+async def test_closing_fails_outstanding_calls_and_refuses_later_ones(static: bool) -> None:
+    async with serving(slots=2, static=static) as engine:
         calls = [asyncio.create_task(sample(engine, 400, f"s{i}")) for i in range(3)]
         waiting = asyncio.create_task(engine.wait_for_version(1))
         await async_until(lambda: engine.stats().tokens > 0)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncrl.engine.scheduler import Request, Scheduler
+from asyncrl.engine.scheduler import Request, Scheduler, _common_prefix
 from asyncrl.errors import EngineError
 
 SLOTS, PREFILL, STOP = 3, 5, 0
@@ -219,6 +219,33 @@ def test_a_prompt_that_several_passes_compute_is_waited_for_and_one_that_shares_
     scheduler.submit(request("a", [1, 2, 3, 3, 3, 3], limit=9))
     scheduler.submit(request("b", [1, 2, 1, 1, 1, 1], limit=9))
     assert run(scheduler) == [[("a", 0, 6), ("b", 0, 6)]]
+
+
+def test_a_sequence_that_decodes_on_the_device_gets_no_chunk_until_its_request_ends_and_shares_its_tokens():
+    copies = list[tuple[int, int, int]]()
+    scheduler = Scheduler(2, 100, lambda *each: copies.append(each))
+    scheduler.submit(request("a", [1, 2, 3], limit=2))
+    ((slot, chunk),) = scheduler.plan()
+    slot.cached, slot.is_decoding = chunk.end, True
+    scheduler.append(slot, 1, -1.0, 0)
+    assert scheduler.plan() == []
+    scheduler.submit(request("b", [1, 2, 3, 2], limit=1))
+    assert run(scheduler) == [[("b", 3, 4)]]
+    assert copies == [(0, 1, 3)]
+    slot.cached = 4
+    scheduler.append(slot, 2, -1.0, 0)
+    assert not slot.is_decoding
+    scheduler.submit(request("a", [1, 2, 3, 1, 2, 3], limit=2))
+    assert run(scheduler) == [[("a", 4, 6)]]
+
+
+@given(st.lists(st.integers(1, 2), max_size=12), st.lists(st.integers(1, 2), max_size=12), st.integers(0, 12))
+def test_the_common_prefix_is_as_long_as_the_tokens_are_equal(first, second, limit):
+    limit = min(limit, len(first), len(second))
+    expected = 0
+    while expected < limit and first[expected] == second[expected]:
+        expected += 1
+    assert _common_prefix(first, second, limit) == expected
 
 
 def test_a_long_prompt_comes_in_chunks_while_others_decode():

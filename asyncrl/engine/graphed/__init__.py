@@ -1,0 +1,15 @@
+"""Forward passes of fixed shapes for the embedded engine on a GPU, which replays them as CUDA graphs.
+
+A pass of the engine's usual kind launches more than a thousand kernels one by one, and then waits for the sampled
+tokens. Here a pass is one launch. It takes its inputs from tensors that never move, samples on the device, and the next
+pass starts before the host has read the tokens of this one.
+
+Files in reading order:
+
+- inputs.py has the inputs of a pass, and static_pass.py the pass as a function over static tensors
+- attention.py and kernel.py compute attention over the cache, and norms.py the norms
+- capture.py records a function as a CUDA graph
+- passes.py has the methods of `engine.passes.Passes`, and opening.py chooses between the two
+
+Tests run all of it on a CPU, without graphs.
+"""

@@ -1,0 +1,302 @@
+"""The passes of the embedded engine as CUDA graphs: a pass starts before the host has read the tokens of the last one.
+
+Invariants:
+
+- A sequence whose prompt is computed decodes from pass to pass, until its request has ended or its limit is reached.
+  Its next token reaches the model on the device, so the host need not know the token.
+- Each call of `compute` starts a pass and returns the tokens of the pass before. So a sequence may be computed one
+  token further than its stop token. This token is dropped.
+- All work of the device is in one stream. So a slot may get a new sequence while a pass still computes the old one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain, compress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.engine.cache import Layout, SlotCache, use_slot_attention
+from asyncrl.engine.graphed.attention import Attention, attend_over_slots
+from asyncrl.engine.graphed.capture import NoGraphError, RefuseWaiting, capture
+from asyncrl.engine.graphed.inputs import PassInputs, PassRows, PassShape, PassTokens, pass_shapes
+from asyncrl.engine.graphed.norms import fuse_norms
+from asyncrl.engine.graphed.static_pass import StaticPass, StaticTensors
+from asyncrl.engine.passes import SampledToken
+from asyncrl.engine.sampling import most_likely, uniforms
+from asyncrl.engine.scheduler import Request, Slot, SlotChunk
+from asyncrl.modelling.attention import check_same_logits
+from asyncrl.modelling.devices import on_device
+from asyncrl.weights.canary import LENGTH as CANARY_LENGTH
+
+_TRIAL = 8
+_CPU_TILES = 1, 4
+
+
+@dataclass(slots=True, eq=False)
+class _Decoding:
+    """A sequence that decodes: the first `length` tokens are computed, or a pass that has started computes them. At
+    most `left` further tokens are sampled."""
+
+    slot: Slot
+    request: Request
+    length: int
+    left: int
+
+    @classmethod
+    def after(cls, slot: Slot) -> _Decoding:
+        """The sequence in `slot`, for which a pass has started that samples a token after all tokens of the slot."""
+        slot.is_decoding = True
+        request = slot.request
+        return cls(slot, request, len(slot.tokens), request.limit - len(request.tokens) - 1)
+
+    @property
+    def goes_on(self) -> bool:
+        return self.left > 0 and self.slot.is_decoding and self.slot.request is self.request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HostSide:
+    """The host's memory for the inputs of a pass, their `parts`, and the results. On a GPU it is pinned, so that copies
+    need not wait."""
+
+    inputs: torch.Tensor
+    parts: PassInputs
+    results: torch.Tensor
+
+    @classmethod
+    def of(cls, tensors: StaticTensors, shapes: Sequence[PassShape]) -> list[_HostSide]:
+        """One for each shape, all in the same memory."""
+        inputs, results = (
+            torch.zeros_like(each, device="cpu", pin_memory=each.device.type == "cuda")
+            for each in (tensors.inputs, tensors.results)
+        )
+        return [
+            cls(inputs[: each.numbers], PassInputs.of_array(inputs.numpy(), each), results[: each.rows])
+            for each in shapes
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Started:
+    """A pass that has started: the sequences of its rows, its results on the host, and the alternatives.
+
+    `done` waits until the results are there.
+    """
+
+    rows: Sequence[tuple[Slot, Request]]
+    results: torch.Tensor
+    alternatives: tuple[torch.Tensor, torch.Tensor] | None
+    done: Callable[[], None]
+
+
+class GraphedPasses:
+    """Passes of `model` over sequences in `slots` slots of `length` tokens. The model's attention is replaced.
+
+    A pass has at most `prefill_tokens` tokens of prompts, apart from single last tokens. On a GPU, passes of several
+    sizes are recorded as CUDA graphs at the start. So the model's tensors must keep their memory.
+
+    Raises ConfigError: see `Passes`. Raises NoGraphError: the model's passes cannot be recorded.
+    """
+
+    def __init__(self, model: Any, slots: int, length: int, prefill_tokens: int) -> None:
+        self._device: torch.device = model.device
+        self._model = model
+        # One more slot for the canary, and one for the padding.
+        self._canary_slot, self._padding = slots, slots + 1
+        shape = model.config.get_text_config()
+        self._cache = SlotCache(shape, slots + 2, length, model.dtype, model.device)
+        fuse_norms(model)
+        use_slot_attention(model, self._cache)
+        tile_tokens, attention = _attention(self._cache)
+        self._most_rows = max(slots, CANARY_LENGTH)
+        largest = max(slots + prefill_tokens, CANARY_LENGTH)
+        self._shapes = pass_shapes(largest, slots, self._most_rows, tile_tokens)
+        self._sizes = [each.tokens for each in self._shapes]
+        self._tensors = StaticTensors.of(self._shapes[-1], slots + 2, shape.vocab_size, model.dtype, model.device)
+        # There are two: the host reads the results of a pass after the next pass has started.
+        self._host = [_HostSide.of(self._tensors, self._shapes) for _ in range(2)]
+        self._turn = 0
+        self._decoding: list[_Decoding] = []
+        self._started: _Started | None = None
+        self._passes = [StaticPass(model, self._cache, self._tensors, each, attention) for each in self._shapes]
+        self._runs: list[Callable[[], None]] = [each.run for each in self._passes]
+        with torch.inference_mode(), on_device(self._device):
+            self._check()
+            if self._device.type == "cuda":
+                self._runs = self._record()
+
+    @property
+    def pending(self) -> bool:
+        """True if a pass has started whose tokens no call has returned."""
+        return self._started is not None
+
+    def copy(self, source: int, slot: int, count: int) -> None:
+        """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
+        self._cache.copy(source, slot, count)
+
+    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledToken]:
+        """Start a pass over the chunks and the next token of each decoding sequence. Return the tokens of the pass
+        before."""
+        earlier, self._started = self._started, None
+        try:
+            self._started = self._start(work)
+        finally:
+            # Even after an error, the next pass must not overwrite the inputs of a pass that has not begun.
+            found = [] if earlier is None else _read(earlier)
+        return found
+
+    def settle(self) -> list[SampledToken]:
+        """Wait for the pass that has started, and return its tokens."""
+        earlier, self._started = self._started, None
+        return [] if earlier is None else _read(earlier)
+
+    def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Compute the log-probs float32[T - 1] of the T `tokens` after the first one, in the slot of the canary. No
+        pass may be pending."""
+        logits = self._logits_of(tokens, self._most_rows)
+        targets = torch.tensor(tokens[1:], device=self._device)
+        logprobs = logits[:-1].float().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+        found: NDArray[np.float32] = logprobs.cpu().numpy()
+        return found
+
+    def forget(self, kept: Collection[int]) -> None:
+        """Do nothing: no token reads beyond its own sequence, so nothing has to be wiped."""
+
+    def _start(self, work: Sequence[tuple[Slot, SlotChunk]]) -> _Started | None:
+        self._decoding = [each for each in self._decoding if each.goes_on]
+        if not self._decoding and not work:
+            return None
+        tokens = PassTokens(
+            [each.slot.index for each in self._decoding],
+            [each.length for each in self._decoding],
+            [chunk for _, chunk in work],
+            [slot.tokens[chunk.start : chunk.end] for slot, chunk in work],
+        )
+        complete = [chunk.end == len(slot.tokens) for slot, chunk in work]
+        last = list(compress(tokens.ends(), chain([True] * len(self._decoding), complete)))
+        for slot, chunk in work:
+            slot.cached = chunk.end
+        for each in self._decoding:
+            each.length += 1
+            each.left -= 1
+        self._decoding += [_Decoding.after(slot) for slot, _ in compress(work, complete)]
+        requests = [each.request for each in self._decoding]
+        temperatures = [each.temperature for each in requests]
+        noise = uniforms([each.key for each in requests], [each.length for each in self._decoding])
+        targets = [each.slot.index for each in self._decoding]
+        results = self._launch(tokens, PassRows(last, targets, noise, temperatures))
+        wanted = max((each.wanted for each in requests), default=0)
+        alternatives = self._most_likely(temperatures, wanted) if wanted else None
+        return _Started([(each.slot, each.request) for each in self._decoding], results, alternatives, self._mark())
+
+    def _launch(self, tokens: PassTokens, rows: PassRows) -> torch.Tensor:
+        """Start a pass. Returns its results on the host, which are there once the device has come so far."""
+        index = bisect_left(self._sizes, tokens.count)
+        self._turn = 1 - self._turn
+        self._fill(index, tokens, rows)
+        self._runs[index]()
+        results = self._host[self._turn][index].results
+        return results.copy_(self._passes[index].results, non_blocking=True)
+
+    def _fill(self, index: int, tokens: PassTokens, rows: PassRows) -> None:
+        """Write the inputs of a pass with the shape number `index`."""
+        host = self._host[self._turn][index]
+        tokens.write(host.parts, self._shapes[index].tile_tokens, self._padding)
+        rows.write(host.parts, self._padding)
+        self._passes[index].inputs.copy_(host.inputs, non_blocking=True)
+
+    def _mark(self) -> Callable[[], None]:
+        """Mark this point of the device's work. The returned function waits until the device has reached it."""
+        if self._device.type != "cuda":
+            return lambda: None
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        return event.synchronize
+
+    def _most_likely(self, temperatures: Sequence[float], wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self._tensors.logits[: len(temperatures)]
+        tokens, logprobs = most_likely(logits, torch.tensor(temperatures, device=self._device), wanted)
+        return tokens.cpu(), logprobs.cpu()
+
+    def _logits_of(self, tokens: Sequence[int], most: int) -> torch.Tensor:
+        """Compute the logits [T, V] of T tokens in the slot of the canary, by chunks of at most `most` tokens."""
+        slot, parts = self._canary_slot, []
+        for start in range(0, len(tokens), most):
+            text = tokens[start : start + most]
+            count = len(text)
+            chunk = SlotChunk(slot, start, start + count)
+            rows = PassRows(range(count), [slot] * count, np.full(count, 0.5), [0.0] * count)
+            self._launch(PassTokens([], [], [chunk], [text]), rows)
+            parts.append(self._tensors.logits[:count].clone())
+            # A later launch uses the host's memory again.
+            self._mark()()
+        return torch.cat(parts)
+
+    def _check(self) -> None:
+        """Raises NoGraphError: the host has to wait for the device within a pass, or the log-probs of a static pass
+        differ from those of a usual one."""
+        ids = torch.arange(min(_TRIAL, self._cache.length), device=self._device) * 7 % self._tensors.logits.shape[1]
+        layout, tokens = Layout(self._cache, [SlotChunk(0, 0, len(ids))]), ids.tolist()
+        usual = self._model(ids[None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
+        try:
+            with RefuseWaiting():
+                ours = self._logits_of(tokens, 3)
+            check_same_logits(usual, ours, self._model.dtype, "its log-probs change in a static pass")
+        except NoGraphError:
+            raise
+        # The model is Hugging Face code and the kernel may need more than this GPU has. The usual passes need neither.
+        except Exception as error:
+            raise NoGraphError(f"a static pass failed ({type(error).__name__}: {error})") from error
+
+    def _record(self) -> list[Callable[[], None]]:
+        """Record the passes as graphs, the largest first: the others then use its memory. Raises NoGraphError: torch
+        cannot record them."""
+        pool, graphs = torch.cuda.graph_pool_handle(), []
+        try:
+            for index, each in reversed(list(enumerate(self._passes))):
+                self._fill(index, PassTokens([], [], [], []), PassRows([], [], np.zeros(0), []))
+                each.run()
+                graphs.append(capture(each.run, pool))
+                torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise NoGraphError(f"torch cannot record a pass ({error})") from error
+        torch.cuda.empty_cache()
+        return graphs[::-1]
+
+
+def _read(started: _Started) -> list[SampledToken]:
+    """Wait for the results, and leave out those of requests that have ended."""
+    started.done()
+    results = started.results.numpy()[: len(started.rows)]
+    tokens, logprobs = results[:, 0].tolist(), results[:, 1].view(np.float64).tolist()
+    alternatives: Sequence[tuple[list[int], list[float]]] = [([], [])] * len(tokens)
+    if started.alternatives is not None:
+        alternatives = list(zip(*(each.tolist() for each in started.alternatives), strict=True))
+    sampled = []
+    for each, token, logprob, others in zip(started.rows, tokens, logprobs, alternatives, strict=True):
+        slot, request = each
+        if slot.is_decoding and slot.request is request:
+            slot.cached = len(slot.tokens)
+            sampled.append(SampledToken(slot, token, logprob, others))
+    return sampled
+
+
+def _attention(cache: SlotCache) -> tuple[tuple[int, int], Attention]:
+    """The numbers of tokens of a tile (see `pass_shapes`), and the attention for the device of the cache. Raises
+    NoGraphError: there is none."""
+    keys = cache.keys[0]
+    if keys.device.type != "cuda":
+        return _CPU_TILES, attend_over_slots
+    try:
+        from asyncrl.engine.graphed import kernel
+    except ImportError as error:
+        raise NoGraphError(f"the package triton is missing ({error})") from error
+    if not kernel.supports(keys.shape[3]):
+        raise NoGraphError(f"its attention heads are {keys.shape[3]} wide")
+    return kernel.tile_tokens(cache.groups), kernel.attend
