@@ -89,7 +89,7 @@ class WorkerError(AsyncrlError):
     `cause` is the worker's own error; None if it could not be sent to the caller.
     """
 
-    def __init__(self, message: str, cause: Exception | SystemExit | None = None) -> None:
+    def __init__(self, message: str, cause: BaseException | None = None) -> None:
         super().__init__(message, cause)
         self.cause = cause
 

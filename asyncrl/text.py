@@ -94,7 +94,9 @@ def reason_of(error: BaseException) -> str:
     """The type and message of an exception, and the line of the user's code that raised it, with secrets masked. Never
     raises."""
     line, (first, newline, rest) = own_line(error), message_of(error).partition("\n")
-    return f"{first} ({line}){newline}{rest}" if line else f"{first}{newline}{rest}"
+    # The message may quote the reason of another error, which names the same line.
+    is_new = line and f"({line})" not in first
+    return f"{first} ({line}){newline}{rest}" if is_new else f"{first}{newline}{rest}"
 
 
 def message_of(error: BaseException) -> str:

@@ -109,6 +109,7 @@ class Task:
     - `tools`: OpenAI function schemas
     - `demonstration`: the messages that a demonstration adds to `messages`. Empty if the row has no demonstration, or
       if this task is for an episode that the policy plays
+    - `columns`: the values of the row's other columns. Empty unless agent loops of verl play, which read them
     """
 
     id: str
@@ -118,6 +119,7 @@ class Task:
     tools: Sequence[Mapping[str, Any]] = ()
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     demonstration: Sequence[Mapping[str, Any]] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require(bool(self.id), "a task", "it needs an id")

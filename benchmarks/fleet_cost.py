@@ -24,9 +24,9 @@ TURNS = 4
 
 
 @asynccontextmanager
-async def instant_fleet(turn: Sequence[int] = ()) -> AsyncIterator[tuple[str, Fleet]]:
-    """A fleet over a server that answers immediately, and that server's URL. `turn` is its answer in episodes."""
-    with tempfile.TemporaryDirectory() as name, instant_server(turn) as url:
+async def instant_fleet(turns: Sequence[Sequence[int]] = ()) -> AsyncIterator[tuple[str, Fleet]]:
+    """A fleet over a server that answers immediately, and that server's URL. `turns` are its answers in episodes."""
+    with tempfile.TemporaryDirectory() as name, instant_server(turns) as url:
         policy = Policy.of_one_number(Path(name), VOCABULARY)
         async with fleet_over([url], policy, 1024, Push(), Path(name)) as opened:
             yield url, opened.fleet
@@ -53,7 +53,7 @@ async def episodes(turn_tokens: int, rounds: int) -> dict[str, Any]:
     from benchmarks.episodes import Shape, episode_client, turn_of
 
     tokens = TURNS * turn_tokens
-    async with instant_fleet(turn_of(turn_tokens)) as (_, fleet):
+    async with instant_fleet([turn_of(turn_tokens)]) as (_, fleet):
         play = episode_client(fleet, Shape(TURNS, turn_tokens))
         load = Load(PROMPT, tokens, VOCABULARY)
         runs = (await compare({"episodes": play}, load, CONCURRENCY, EPISODES, rounds))["episodes"]

@@ -1,7 +1,7 @@
 """A process that speaks SGLang's protocol and answers immediately, so that only the client's cost is measured.
 
 It samples nothing: each length of answer is made once, with log-probs of as many digits as real ones. Requests that
-name stop ids all get the same turn.
+name stop ids get the given turns, one after another.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LABEL = re.compile(rb'"weight_version": *"([^"]*)"')
 
 
 @contextmanager
-def instant_server(turn: Sequence[int] = ()) -> Iterator[str]:
-    """Start the server, and yield its URL. `turn` answers requests with stop ids, and ends with such an id."""
+def instant_server(turns: Sequence[Sequence[int]] = ()) -> Iterator[str]:
+    """Start the server, and yield its URL. `turns` answer requests with stop ids, and end with such an id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(theirs, turn), daemon=True)
+    process = spawn.Process(target=_serve, args=(theirs, turns), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -38,9 +38,9 @@ def instant_server(turn: Sequence[int] = ()) -> Iterator[str]:
         process.join()
 
 
-def _serve(pipe: Connection, turn: Sequence[int]) -> None:
+def _serve(pipe: Connection, turns: Sequence[Sequence[int]]) -> None:
     async def main() -> None:
-        server = await asyncio.start_server(InstantServer(turn).connected, "127.0.0.1", 0, limit=1 << 26)
+        server = await asyncio.start_server(InstantServer(turns).connected, "127.0.0.1", 0, limit=1 << 26)
         pipe.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -50,9 +50,10 @@ def _serve(pipe: Connection, turn: Sequence[int]) -> None:
 class InstantServer:
     """The server. Its only state is the label of the newest weights."""
 
-    def __init__(self, turn: Sequence[int]) -> None:
-        self._turn = list(turn)
+    def __init__(self, turns: Sequence[Sequence[int]]) -> None:
+        self._turns = [list(turn) for turn in turns]
         self._label = "default"
+        self._requests = 0
         self._answers: dict[int, bytes] = {}
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,7 +74,10 @@ class InstantServer:
         if path == b"/generate":
             count = _COUNT.search(body)
             assert count is not None
-            return self._generated(0 if _STOP.search(body) else int(count[1]))
+            if not _STOP.search(body):
+                return self._generated(int(count[1]))
+            self._requests += 1
+            return self._generated(-1 - self._requests % len(self._turns))
         if path in (b"/server_info", b"/get_server_info"):
             return b'{"version": "0.5.23", "tp_size": 1}'
         if path == b"/model_info":
@@ -84,14 +88,17 @@ class InstantServer:
         return b"{}"
 
     def _generated(self, count: int) -> bytes:
-        """An answer of `count` tokens, or the turn if `count` is 0."""
+        """An answer of `count` tokens. If `count` is negative, it is the turn with the index -1 - `count`."""
         if count not in self._answers:
-            rng = np.random.default_rng(count)
-            ids = rng.integers(0, VOCABULARY, count).tolist() if count else self._turn
+            rng = np.random.default_rng(abs(count))
+            ids, finish = rng.integers(0, VOCABULARY, max(0, count)).tolist(), {"type": "length", "length": count}
+            if count < 0:
+                ids = self._turns[-1 - count]
+                finish = {"type": "stop", "matched": ids[-1]}
             logprobs = (-8 * rng.random(len(ids))).astype(np.float32).tolist()
             meta = {
                 "completion_tokens": len(ids),
-                "finish_reason": {"type": "length", "length": count} if count else {"type": "stop", "matched": ids[-1]},
+                "finish_reason": finish,
                 "weight_version": self._label,
                 "weight_versions": [{"version": self._label, "start": 0, "end": len(ids)}],
                 "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)],

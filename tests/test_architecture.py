@@ -272,3 +272,11 @@ def test_no_part_decides_by_the_wall_clock() -> None:
         *("learner/from_config.py", "launch/doctor/sharing.py", "dashboard/overview.py"),
         *("runs/environment.py", "runs/elapsed.py", "machine/activity.py", "runs/situation.py", "runs/watch.py"),
     }, "these may write down or tell people when something was, and doctor compares the clocks of hosts"
+
+
+def test_no_part_loses_a_cancellation_in_wait_for() -> None:
+    # In Python 3.11, `asyncio.wait_for` ignores a cancellation that arrives when its work has just ended.
+    users = {
+        str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "asyncio.wait_for(" in path.read_text()
+    }
+    assert not users, "use `async with asyncio.timeout(seconds)`"

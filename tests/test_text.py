@@ -72,6 +72,9 @@ def test_a_reason_names_the_innermost_line_of_the_users_own_code(tmp_path: Path,
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text of the json module is not ours
         code["score"]("{")
     assert reason_of(raised.value).endswith(" (my_rewards.py, line 4)")
+    outer = ValueError(f"the loop failed: {reason_of(raised.value)}")
+    outer.__cause__ = raised.value
+    assert reason_of(outer).count("my_rewards.py, line 4") == 1
     with pytest.raises(SyntaxError) as malformed:
         compile("x =", str(module), "exec")
     assert reason_of(malformed.value).endswith(" (my_rewards.py, line 1)")

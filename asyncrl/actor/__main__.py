@@ -11,7 +11,6 @@ import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
@@ -54,12 +53,13 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.engine.from_config import open_engine
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.from_config import open_reports
+    from asyncrl.tools.call_threads import open_to_users
     from asyncrl.weights.from_config import open_routes
     from asyncrl.weights.receiver import Receiver
 
     actor, at_once = config.actor, config.actor.at_once(config.learner.batch_size)
-    # Tools that block run in these threads. With a thread for each episode, no episode waits for another one's tool.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(at_once))
+    # Tools that block run in these threads. With a thread for each call, no episode waits for another one's tool.
+    threads = open_to_users(asyncio.get_running_loop(), "a tool or of the actor")
     keys, life = client_keys(config.network.keys), process.incarnation()
     async with AsyncExitStack() as stack:
         reports = stack.enter_context(open_reports(config, process.worker_name("actor")))
@@ -71,7 +71,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         runner = await open_runner(config, engine, stack, spans)
         routes = open_routes(config, keys)
         receiver = Receiver(routes, opened.expected, canary_tolerance=config.weights.canary_tolerance, spans=spans)
-        measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
+        others = [runner.player.counters, receiver.counters, lambda: {"threads_stuck": threads.stuck}]
+        measured = RolloutMetrics(engine, others, metrics)
         run_id = locations.run_identity(config.run)
 
         def connect(endpoint: str) -> ReplayClient:
@@ -85,6 +86,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         settings = (share, measured, actor.episode_timeout_s, renew_s, spans, runner.outgoing)
         workers = [RolloutWorker(runner.run, connect(each), connect(each), *settings) for each in endpoints]
         process.freeze_heap()
+        process.collect_rarely()
         stack.enter_context(watched_loop(activity))
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),

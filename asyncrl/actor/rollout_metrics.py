@@ -4,6 +4,7 @@ log."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from asyncrl.engine.base import Engine
@@ -14,7 +15,8 @@ from asyncrl.types import Finish, Role, Trajectory
 class RolloutMetrics:
     """Counts the outcomes of workers, and logs them to `sink` with the served version as the step.
 
-    The counters of the engine and of `others` are logged, too.
+    The counters of the engine and of `others` are logged, too. `processor_s` gives the processor seconds of the thread
+    that calls it, which must be the event loop's.
     """
 
     def __init__(
@@ -23,12 +25,15 @@ class RolloutMetrics:
         others: Sequence[Callable[[], Mapping[str, float]]],
         sink: Metrics,
         interval_s: float = 5.0,
+        processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._engine = engine
         self._others = others
         self._sink = sink
         self._interval_s = interval_s
         self._last = engine.stats()
+        self._processor_s = processor_s
+        self._last_processor_s = processor_s()
         self._new: list[Trajectory] = []
         self._totals = {"episodes": 0, "truncated": 0, "failed": 0, "refused": 0, "demonstrations": 0}
 
@@ -60,9 +65,12 @@ class RolloutMetrics:
             self.write(running())
 
     def write(self, running: int) -> None:
-        """Log once. `idle` is the share of the time since the last log in which the engine had no request."""
+        """Log once. `idle` is the share of the time since the last log in which the engine had no request, `loop_busy`
+        the share in which the event loop used its core."""
         now, last, new = self._engine.stats(), self._last, self._new
         self._last, self._new = now, []
+        computed = self._processor_s() - self._last_processor_s
+        self._last_processor_s += computed
         seconds = now.seconds - last.seconds
         values: dict[str, Value] = {
             **self._totals,
@@ -78,6 +86,7 @@ class RolloutMetrics:
         if seconds > 0:
             values["tokens_per_s"] = (now.tokens - last.tokens) / seconds
             values["idle"] = (now.idle_seconds - last.idle_seconds) / seconds
+            values["loop_busy"] = computed / seconds
         if new:
             turns = [sum(turn.role is Role.ASSISTANT for turn in trajectory.turns) for trajectory in new]
             for name, counts in (("episode_tokens", [len(trajectory) for trajectory in new]), ("turns", turns)):

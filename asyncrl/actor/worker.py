@@ -132,7 +132,8 @@ class RolloutWorker:
                     self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
             if self._drains or self.active >= self._concurrency:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._slot_is_free.wait(), self._renew_s)
+                    async with asyncio.timeout(self._renew_s):
+                        await self._slot_is_free.wait()
 
     async def _play_episodes(self) -> None:
         """Play one ready ticket after another. Each slot runs this in its own asyncio task."""

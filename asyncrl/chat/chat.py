@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.chat.backend import decoder_of
 from asyncrl.chat.contents import Contents
 from asyncrl.chat.formats.base import Format, Functions, WrittenCall
 from asyncrl.chat.formats.registry import FORMATS
@@ -39,6 +40,9 @@ NO_FORMAT = (
     "the model's chat template shows tool calls in no known form; if the model writes them in a known form, set "
     f"actor.tool_call_format to one of {', '.join(FORMATS)}"
 )
+CACHED_SUFFIXES = 8192
+"""The number of suffixes that are cached. To render one takes half as long as all other work of a turn, and the results
+of tools such as a calculator repeat often."""
 _NUMBERS_IMAGES = (
     "the model's chat template shows an image in a way that depends on earlier images, such as by its number, but each "
     "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
@@ -70,6 +74,7 @@ class Chat:
         further_ends: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._decode = decoder_of(tokenizer)
         self._template = Template(tokenizer, template_kwargs or {})
         self._contents = Contents(tokenizer, self._template.source, reserved=MARK)
         self.one_call = self._template.one_call
@@ -86,7 +91,7 @@ class Chat:
         in_place = [text for text in (self._last_end, self._answer_end, self._call_end, *known) if text]
         self._ends_in_place = frozenset(tokenizer.convert_tokens_to_ids(in_place))
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
-        self._suffix = lru_cache(maxsize=1024)(self._make_suffix)
+        self._suffix = lru_cache(maxsize=CACHED_SUFFIXES)(self._make_suffix)
         self.piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
 
     @cached_property
@@ -164,9 +169,7 @@ class Chat:
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """The text of tokens, with special tokens."""
-        # The tokenizer converts an array faster than a list.
-        ids = np.asarray(tokens, np.int32)
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._decode(np.asarray(tokens, np.int32).tolist())
 
     def identified(self, messages: Messages) -> Messages:
         """Give an id to each call and result. Raises RefusedError: a turn has several calls, and the template shows

@@ -23,6 +23,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from asyncrl.chat.backend import encoder_of
 from asyncrl.errors import ConfigError
 
 OWN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -47,6 +48,7 @@ class Contents:
 
     def __init__(self, tokenizer: Any, source: str, reserved: str) -> None:
         self._tokenizer = tokenizer
+        self._encode = encoder_of(tokenizer)
         marks = _turn_marks(tokenizer, source)
         _check_normalizer(tokenizer, [mark.content for mark in marks if mark.normalized])
         self._hidden = [*(mark.content for mark in marks), reserved, _OPEN, _CLOSE, *_ESCAPED]
@@ -78,7 +80,7 @@ class Contents:
 
         text = _STAND_IN.sub(joint, rendered)
         if not numbers:
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+            return self._encode(text)
         splitting, token = self._splitting
         ids: list[int] = []
         following = iter(numbers)

@@ -17,11 +17,15 @@ from asyncrl.types import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that was not made; the policy reads `error` instead of a result. `unknown`: no tool has this name."""
+    """A call that was not made; the policy reads `error` instead of a result.
+
+    `unknown`: no tool has this name. `arguments`: what the policy wrote in place of a JSON object, or None.
+    """
 
     error: str
     name: str = "unknown"
     unknown: bool = False
+    arguments: Any = None
 
 
 class ParsedTurn(NamedTuple):
@@ -75,15 +79,17 @@ def parse_turn(text: str, functions: Functions, format: Format, one_call: bool =
         error = f"Error: one tool call at a time; none of these {len(calls)} was made."
         calls, ids = (MalformedCall(error, calls[0].name),), ids[:1]
     turn = ParsedTurn("", "", calls, ids)
+    is_made = bool(turn.made)
     apart = "".join([*said, text[after:]]) if format.text_after_calls else "".join(said[:1])
-    reasoning, content = format.split(apart if turn.made else text)
-    return turn._replace(reasoning=reasoning, content=content.strip() if turn.made else content)
+    reasoning, content = format.split(apart if is_made else text)
+    return ParsedTurn(content.strip() if is_made else content, reasoning, calls, ids)
 
 
 def _checked(written: WrittenCall | CallError, functions: Functions) -> ToolCall | MalformedCall:
     name = written.name
     if isinstance(written, CallError):
-        return MalformedCall(f"Error: {written}.", name if name in functions else "unknown")
+        known = name if name in functions else "unknown"
+        return MalformedCall(f"Error: {written}.", known, arguments=written.arguments)
     if name not in functions:
         return MalformedCall(f"Error: there is no tool {name!r:.80}; there are: {', '.join(functions)}.", unknown=True)
     problem = _problem(written.arguments, functions[name])

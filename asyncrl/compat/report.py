@@ -40,6 +40,7 @@ class Translated:
     - `without`: lines about keys without a counterpart, except those in `off`
     - `unknown`: lines about keys that the table does not know
     - `off`: keys that have no counterpart and need none, since their value turns a feature off
+    - `idle`: lines about keys that have a counterpart, but change nothing together with the other values
     """
 
     trainer: str
@@ -48,12 +49,14 @@ class Translated:
     without: tuple[str, ...]
     unknown: tuple[str, ...]
     off: tuple[str, ...]
+    idle: tuple[str, ...] = ()
 
     @property
     def report(self) -> Iterator[str]:
         """The lines of the whole report."""
         parts = {
             "Different here:": self.differs,
+            "No effect together with the other values:": self.idle,
             "No counterpart:": self.without,
             "Unknown, and left out:": self.unknown,
             f"Turned off in {self.trainer}, and left out:": (", ".join(self.off),) if self.off else (),
@@ -87,10 +90,15 @@ class Table:
                 yield f"{shown}: this value or a related one is wrong, and is left out: {error}"
 
     def translated(
-        self, source: OtherConfig, given: Sequence[str], settings: Mapping[str, Any], differs: Sequence[str]
+        self,
+        source: OtherConfig,
+        given: Sequence[str],
+        settings: Mapping[str, Any],
+        differs: Sequence[str],
+        idle: Sequence[str] = (),
     ) -> Translated:
         """Make the result: `settings` in the order of asyncrl's keys, `differs`, and lines about the `given` keys that
-        have no counterpart or are unknown."""
+        have no counterpart or are unknown, and about the keys `idle`, which change nothing."""
         without, off = self._without(source, given)
         names = [each.removesuffix(".*") for row in self.rows for each in row.there]
         unknown = [
@@ -100,17 +108,27 @@ class Table:
         ]
         order = {key: number for number, key in enumerate(OPTIONS)}
         ordered = dict(sorted(settings.items(), key=lambda each: order.get(each[0], len(order))))
-        return Translated(self.trainer, ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off))
+        unused = tuple(self._idle(idle, source))
+        return Translated(self.trainer, ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off), unused)
 
     def with_value(self, key: str, source: OtherConfig) -> str:
         """The key and its value, as `key=value`."""
         # An unknown key may be a secret by its name. The trainer's own keys are not, although some end with `_key`.
         return f"{key}={as_yaml(masked(source[key], '' if self.row_of(key) else key.rpartition('.')[2]))}"
 
+    def _idle(self, keys: Sequence[str], source: OtherConfig) -> Iterator[str]:
+        for key in keys:
+            row = self.row_of(key)
+            if row is not None and row.alias_of:
+                row = self.row_of(row.alias_of)
+            if row is not None:
+                counterpart = f", for {row.here}" if row.here else ""
+                yield f"{self.with_value(key, source)}{counterpart}: {row.sentence}".replace("`", "")
+
     def _without(self, source: OtherConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
         """The lines about `given` keys without a counterpart, and the keys whose value turns a feature off."""
         lines, off = [], []
-        rows = ((key, row) for key in given if (row := self.row_of(key)) is not None and _has_none(row))
+        rows = ((key, row) for key in given if (row := self.row_of(key)) is not None and row.is_without)
         by_row = sorted(rows, key=lambda each: self.rows.index(each[1]))
         for row, keys in itertools.groupby(by_row, key=lambda each: each[1]):
             named = [key for key, _ in keys]
@@ -172,7 +190,3 @@ def write(text: str, report: Sequence[str], out: Path | None) -> None:
     else:
         out.write_text(whole)
         sys.stdout.write("".join(f"{line}\n" for line in report))
-
-
-def _has_none(row: Row) -> bool:
-    return not row.here and row.translate is None and not row.defaults

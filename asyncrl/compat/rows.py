@@ -33,6 +33,11 @@ class Row:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     alias_of: str = ""
 
+    @property
+    def is_without(self) -> bool:
+        """True if the keys have no counterpart."""
+        return not self.here and self.translate is None and not self.defaults
+
 
 def same(there: str, here: str, default: Any, sentence: str = "The same value.") -> Row:
     """A row whose value is copied; null leaves asyncrl's default."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 MAX_BYTES = 256 << 10
 MAX_VALUES = 20_000
@@ -31,11 +31,16 @@ def read_yaml(path: Path) -> Any:
 
     Raises the errors in `config.group_files.FAILURES`.
     """
+    return OmegaConf.to_container(read_nodes(path), resolve=False)
+
+
+def read_nodes(path: Path) -> DictConfig | ListConfig:
+    """The content of a file, in which references are read when they are used. Raises: see `read_yaml`."""
     text = read_small(path)
     tree = yaml.compose(text, Loader=yaml.SafeLoader)
     if tree is not None and _count(tree, {}) > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES} values after its aliases are expanded")
-    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+    return OmegaConf.load(io.StringIO(text))
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:

@@ -7,6 +7,7 @@ experiment), the words of the command line. One error lists all mistakes, with a
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -160,6 +161,9 @@ def _overruled_engine(chosen: Mapping[str, str], content: DictConfig) -> dict[st
     }
 
 
+_LAST_COMMA = re.compile(r",\s*[\]}]")
+
+
 def parsed(word: str) -> Override:
     """Parse a word by Hydra's grammar. Raises ConfigError: it is not of the form KEY=VALUE."""
     if word.startswith("~"):
@@ -172,10 +176,10 @@ def parsed(word: str) -> Override:
         said = shown_word(word)
         # Hydra's own message quotes the word, so it is left out if the word contains a secret.
         why = f" ({reason(error)})" if said == word else ""
-        raise ConfigError(
-            f"{said}: it cannot be read{why}; quote a value that has special characters, as in \"NAME='VALUE'\" "
-            "or \"NAME=['VALUE']\""
-        ) from error
+        quote = "quote a value that has special characters, as in \"NAME='VALUE'\" or \"NAME=['VALUE']\""
+        comma = "a list or mapping has a comma after its last value: take this comma out"
+        mend = comma if _LAST_COMMA.search(word) else quote
+        raise ConfigError(f"{said}: it cannot be read{why}; {mend}") from error
     if override.is_sweep_override():
         raise ConfigError(
             f"{shown_word(word)}: give one value; write a list as [a,b], and quote a text that has a comma"

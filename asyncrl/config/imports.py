@@ -14,6 +14,7 @@ from typing import Any
 
 from asyncrl.config.keys import nearest
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.text import is_own, reason_of
 
 FROM_FILE = "asyncrl_file_"
@@ -42,7 +43,9 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
             f"environment of asyncrl, put its folder on PYTHONPATH, or move {attribute} into a file of its own "
             "without that import"
         ) from error
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise _refusal(setting, error, form, path) from error
 
 
@@ -154,7 +157,9 @@ def _only_of_script(module: str) -> str:
 def _of_file(file: str, name: str, setting: str) -> Any:
     try:
         module = load_file(file)
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"{setting}: {file} cannot be imported ({reason_of(error)})") from error
     if not hasattr(module, name):
         near = nearest(name, [each for each in vars(module) if not each.startswith("_")])
@@ -162,12 +167,12 @@ def _of_file(file: str, name: str, setting: str) -> Any:
     return getattr(module, name)
 
 
-def _refusal(setting: str, error: Exception, form: str, path: str) -> ConfigError:
+def _refusal(setting: str, error: BaseException, form: str, path: str) -> ConfigError:
     fix = _near(path, error) or f"; give {form}, with the module's folder on PYTHONPATH, or FILE.py:NAME"
     return ConfigError(f"{setting} cannot be imported ({reason_of(error)}){fix}")
 
 
-def _near(path: str, error: Exception) -> str:
+def _near(path: str, error: BaseException) -> str:
     """A text such as `; did you mean my_rewards.length_bonus?`, if a module or an object has a similar name."""
     module, _, attribute = path.rpartition(".")
     if isinstance(error, AttributeError) and module in sys.modules:

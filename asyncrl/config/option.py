@@ -126,8 +126,9 @@ def _options(cls: Any) -> tuple[Option, ...]:
 
 
 def _option(declared: Field[Any], hint: Any) -> Option:
-    optional = isinstance(hint, types.UnionType)
-    if optional:
+    of_several = isinstance(hint, types.UnionType)
+    optional = of_several or hint is Any
+    if of_several:
         hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
     factory = declared.default_factory
     default = declared.default if factory is MISSING else factory()

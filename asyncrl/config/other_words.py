@@ -13,6 +13,8 @@ from typing import Any
 from asyncrl.config.keys import MISSPELT, nearest
 from asyncrl.config.option import as_yaml
 
+VERL = ("actor_rollout_ref", "async_training", "custom_reward_function", "reward", "reward_model", "trainer")
+"""Sections of verl's configuration that asyncrl lacks."""
 KEYS: Mapping[str, str] = {
     # The optimizer and its schedule.
     "learning_rate": "learner.lr",
@@ -258,6 +260,12 @@ EXAMPLE = 0.001
 
 _SAME = {"top_k": "top_p", "min_p": "top_p", "presence_penalty": "repetition_penalty"}
 """Words that have the same text as another word."""
+
+
+def is_of_verl(key: str) -> bool:
+    """True if the key is in a section that only verl has."""
+    section, dot, _ = key.partition(".")
+    return bool(dot) and section in VERL
 
 
 def hint(key: str, value: Any = None) -> str:

@@ -68,7 +68,9 @@ def _hint(key: str, value: Any) -> str:
     known = [*OPTIONS, *SECTIONS, *GROUPS]
     if difflib.get_close_matches(key, known, 1, MISSPELT):
         return did_you_mean(key, known)
-    return other_words.hint(key, value) or did_you_mean(key, known)
+    hint = other_words.hint(key, value) or did_you_mean(key, known)
+    end = " " if hint.endswith("?") else "; "
+    return f"{hint}{end}`asyncrl from-verl` translates keys of verl" if other_words.is_of_verl(key) else hint
 
 
 def _in_full(option: Option, value: Any) -> Any:

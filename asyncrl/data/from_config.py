@@ -12,7 +12,9 @@ from asyncrl.data.rendered import RunDemonstrations
 
 def run_tasks(config: TrainConfig) -> RunTasks:
     """The tasks of a run."""
-    return RunTasks(config.data, locations.run_dir(config.run), _rendering(config.model, config.actor))
+    rendering = _rendering(config.model, config.actor)
+    # Only agent loops of verl read all columns of a row, so the tasks of other runs stay small.
+    return RunTasks(config.data, locations.run_dir(config.run), rendering, config.actor.has_verl_loops)
 
 
 def run_demonstrations(config: TrainConfig) -> RunDemonstrations:

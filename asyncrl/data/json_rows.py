@@ -57,7 +57,7 @@ class WantedRows:
             place = f"{self._path}: {unit} {number}"
             layout.check_row(row, place)
             given = layout.row(nulls | row, self._path.stem)
-            values = {name: given[name] for name in self._wanted if name in given}
+            values = {name: given[name] for name in layout.kept(self._wanted, given)}
             self.columns.update(values)
             try:
                 check_depth(values)

@@ -26,11 +26,18 @@ _WHOLE = ("prompt", "data_source", "tools", "environment", "images")
 class RowLayout:
     """The mapping `columns`, which is empty for files in verl's layout, and a `system_prompt`.
 
-    The system prompt is added to tasks without a system message.
+    The system prompt is added to tasks without a system message. With `whole_rows`, tasks keep all columns of a file.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     system_prompt: str | None = None
+    whole_rows: bool = False
+
+    def kept(self, wanted: Sequence[str], names: Iterable[str]) -> list[str]:
+        """The columns of verl's layout among `names` that tasks are made from: the `wanted` ones, or all of them."""
+        others = [name for name in names if name not in wanted] if self.whole_rows else []
+        known = {*names}
+        return [*(name for name in wanted if name in known), *others]
 
     def messages(self, given: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The messages of a task, with the system prompt."""
@@ -38,9 +45,10 @@ class RowLayout:
             return given
         return [{"role": "system", "content": self.system_prompt}, *given]
 
-    def read(self, wanted: Sequence[str]) -> list[str]:
-        """The names of the columns that must be read from a file to make the columns `wanted` of verl's layout."""
-        return list(dict.fromkeys([*wanted, *(path.split(".")[0] for path in self.columns.values())]))
+    def read(self, wanted: Sequence[str], names: Sequence[str]) -> list[str]:
+        """The columns among a file's `names` that must be read to make the columns `wanted` of verl's layout."""
+        needed = {*wanted, *(path.split(".")[0] for path in self.columns.values())}
+        return [name for name in names if self.whole_rows or name in needed]
 
     def applied(self, table: pa.Table, place: str, name: str, first: int = 0) -> pa.Table:
         """The rows in verl's layout. `name` is the data source if the file has no column for it, and `first` is the

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +38,12 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
-    """The tasks of a run, given its section `data` and its folder."""
+    """The tasks of a run, given its section `data` and its folder. With `whole_rows`, tasks keep all columns."""
 
     data: DataConfig
     run_dir: Path
     rendering: Rendering
+    whole_rows: bool = False
 
     def usable(self, sources: Sequence[str]) -> TaskFile:
         """The tasks of `sources` (`data.train` or `data.eval`), except those that `data.filter_overlong` leaves out.
@@ -66,7 +67,7 @@ class RunTasks:
         if not path.exists():
             raise DataError(f"{self._made_by(sources)}: {path} does not exist; `asyncrl train` makes it")
         # Made files are already in verl's layout.
-        return TaskFile(path, demonstration, RowLayout({}, self.data.system_prompt), read_made(path))
+        return TaskFile(path, demonstration, replace(self.layout, columns={}), read_made(path))
 
     def demonstration(self, sources: Sequence[str]) -> str | None:
         """The column of `sources` with demonstrations; None for evaluation tasks, which have no demonstrations."""
@@ -75,18 +76,20 @@ class RunTasks:
     @property
     def layout(self) -> RowLayout:
         """The mapping from columns of the files to fields of tasks."""
-        return RowLayout(self.data.columns, self.data.system_prompt)
+        return RowLayout(self.data.columns, self.data.system_prompt, self.whole_rows)
 
     def made_file(self, sources: Sequence[str]) -> Path | None:
         """The file in the run's folder with the tasks made from `sources`. None if the roles read the sources
         themselves."""
         data = self.data
+        made: list[object]
         if data.dataset is not None:
-            digest = digest_of([list(sources), data.dataset, data.dataset_params])
+            made = [list(sources), data.dataset, data.dataset_params]
         elif not data.keep_in_memory or any(map(is_named, sources)):
-            digest = digest_of([list(sources), data.columns, self.demonstration(sources)])
+            made = [list(sources), data.columns, self.demonstration(sources)]
         else:
             return None
+        digest = digest_of([*made, *(["whole rows"] if self.whole_rows else [])])
         return self.run_dir / "tasks" / f"{digest}{SUFFIX}"
 
     def _made_by(self, sources: Sequence[str]) -> str:

@@ -182,6 +182,18 @@ class TaskFile(Sequence[Task]):
                 found.setdefault(text, row)
         return found
 
+    def texts_of(self, name: str) -> dict[str, int]:
+        """Maps each value of the column NAME, as text, to the first row that has it. If a row has no such value, its
+        `extra_info.NAME` counts. The rows must be whole (`RowLayout.whole_rows`)."""
+        found: dict[str, int] = {}
+        columns = chain.from_iterable(_column(part, name) for part in self._rows.parts)
+        extras = chain.from_iterable(_extra(part, name) for part in self._rows.parts)
+        values = [extra if value is None else value for value, extra in zip(columns, extras, strict=True)]
+        for row, number in enumerate(self._numbers):
+            if values[number] is not None:
+                found.setdefault(str(values[number]), row)
+        return found
+
     def _fact(self, name: str) -> pa.ChunkedArray:
         """The fact `name` of each task that `left` kept, or of all tasks."""
         column = self._facts.column(name)
@@ -208,3 +220,12 @@ def _extra(part: RowTable, name: str) -> Iterator[Any]:
     known = "extra_info" in part.table.column_names and name in fields(part.table.schema.field("extra_info").type)
     column = pc.struct_field(part.table.column("extra_info"), name) if known else pa.nulls(len(part.table))
     yield from column.to_pylist()
+
+
+def _column(part: RowTable, name: str) -> Iterator[Any]:
+    """The values of the column `name`, one per row."""
+    if part.is_packed:
+        yield from (row.get(name) for row in part.each())
+        return
+    known = name in part.table.column_names
+    yield from (part.table.column(name) if known else pa.nulls(len(part.table))).to_pylist()

@@ -19,6 +19,7 @@ from asyncrl.types import Task
 
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools", ENVIRONMENT, IMAGES)
+_IN_TASK = ("prompt", "data_source", "extra_info", IMAGES)
 UNUSABLE = (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 """The errors that arise if a row cannot become a task, or has values that Python or a message cannot represent."""
 
@@ -90,7 +91,15 @@ class RowReader:
             tools=_tools(values.get("tools"), origin),
             extra_info=extra,
             demonstration=self._shown(values, origin),
+            columns=self._others(values) if self.layout.whole_rows else {},
         )
+
+    def _others(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The columns that no other field of the task has as they are."""
+        known = {*_IN_TASK, self.demonstration}
+        if values["reward_model"] == {"style": "rule", "ground_truth": values["reward_model"]["ground_truth"]}:
+            known.add("reward_model")
+        return {name: value for name, value in values.items() if name not in known}
 
     def _shown(self, values: Mapping[str, Any], origin: Origin) -> Sequence[Mapping[str, Any]]:
         if self.demonstration is None:

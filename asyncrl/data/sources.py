@@ -73,7 +73,7 @@ def parts(
             wanted = (*required, *optional)
             schema = schema_of(path)
             found = of_schema(layout, str(path), schema, wanted)
-            given = _batches(path, found.read(wanted))
+            given = _batches(path, found.read(wanted, schema.names))
             tables = _applied(given, found, str(path), path.stem)
             yield from _of_tables(str(path), tables, required, wanted, found, schema.names)
 
@@ -110,7 +110,7 @@ def _of_tables(
     for table in tables:
         if missing := [name for name in required if name not in table.column_names]:
             raise lacking(path, missing, names, layout)
-        known = table.select([name for name in wanted if name in table.column_names])
+        known = table.select(layout.kept(wanted, table.column_names))
         yield RowPart(path, False, first, list(_values(known, path, first)))
         first += len(table)
 
@@ -154,8 +154,7 @@ def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layou
     rows = _loaded(source, query)
     wanted = (*required, *optional)
     found = of_schema(layout, source, rows.features.arrow_schema, wanted)
-    columns = [each for each in found.read(wanted) if each in rows.column_names]
-    given = rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE)
+    given = rows.select_columns(found.read(wanted, rows.column_names)).with_format("arrow").iter(ROWS_AT_ONCE)
     tables = _applied(given, found, source, query.name)
     yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted, found, rows.column_names)
 

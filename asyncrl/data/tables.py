@@ -140,10 +140,10 @@ def _read(
         return pa.table({PACKED: pa.chunked_array(packs, pa.large_binary())}), rows.columns
     schema = schema_of(path)
     layout = of_schema(layout, str(path), schema, wanted)
-    table = layout.applied(_table(path, layout.read(wanted)), str(path), path.stem)
+    table = layout.applied(_table(path, layout.read(wanted, schema.names)), str(path), path.stem)
     if missing := [name for name in required if name not in table.column_names]:
         raise lacking(str(path), missing, schema.names, layout)
-    table = table.select([name for name in wanted if name in table.column_names])
+    table = table.select(layout.kept(wanted, table.column_names))
     return table.replace_schema_metadata(None), table.column_names
 
 

@@ -61,9 +61,10 @@ def row_of(number: int, task: Task) -> dict[str, Any]:
     # Schemas are written as JSON text, because Parquet would give every struct in a column the fields of all of them.
     extra: dict[str, Any] = {"index": number, **task.extra_info}
     return {
+        **task.columns,
         "prompt": [dict(message) for message in task.messages],
         "data_source": task.data_source,
-        "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+        "reward_model": task.columns.get("reward_model", {"style": "rule", "ground_truth": task.ground_truth}),
         "extra_info": extra,
         "tools": json.dumps(list(task.tools)) if task.tools else None,
     }

@@ -113,7 +113,8 @@ def check_ids(tokens: NDArray[np.int32], vocabulary: int) -> None:
     """Raises EngineError: `tokens` is empty, or an id lies outside the policy's vocabulary."""
     if not len(tokens):
         raise EngineError("there is nothing to continue: at least 1 token must be given")
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
+    # Read as unsigned, a negative id is larger than every vocabulary, so that one pass finds both faults.
+    if np.maximum.reduce(tokens.view(np.uint32)) >= vocabulary:
         raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 
 

@@ -5,8 +5,9 @@ record knows which tokens were sampled, and after which tokens. So a claim is ac
 
 - A token that is claimed as sampled was sampled after exactly the tokens before it. If not, the claim is refused.
 - A token that was sampled but is not claimed becomes context, which is not trained.
-- If the sequence ends before a recorded branch that it follows, the rest of this branch is cut.
-- A completion that is not in the sequence keeps the branch in which it was sampled.
+- If the sequence ends before a recorded branch that it follows, or departs from it, the rest of this branch is cut.
+- A completion that is not in the sequence is left out: the agent has thrown it away, such as a worse candidate.
+- A token is trained once, even if several completions have it at its place.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class ClaimedSequence:
     logprobs: NDArray[np.float32] | None = None
 
 
-def follow(recorder: Recorder, claim: ClaimedSequence) -> None:
-    """Make the record of an episode follow `claim`. The trajectory is truncated if sampled tokens are cut.
+def follow(recorder: Recorder, claim: ClaimedSequence) -> int:
+    """Make the record of an episode follow `claim`, and return the number of completions that are not in it. The
+    trajectory is truncated if sampled tokens are cut.
 
     Raises RefusedError: the claim is false, or claims no token as sampled. Its message has the position of the first
     false token.
@@ -63,23 +65,43 @@ def follow(recorder: Recorder, claim: ClaimedSequence) -> None:
             f"the log-prob of the token at position {at} is given as {claim.logprobs[at]:g}, but it was sampled with "
             f"{recorded[at]:g}"
         )
-    recorder.completions = [kept for each in recorder.completions for kept in _following(recorder, each, claim)]
+    depth: dict[int, int] = {}
+    for each in recorder.completions:
+        common = common_prefix(claim.tokens, each.tokens)
+        depth[id(each.branch)] = max(common, depth.get(id(each.branch), 0))
+    # The branch that goes on furthest comes first, because a token is trained only once.
+    order = sorted(enumerate(recorder.completions), key=lambda pair: -depth[id(pair[1].branch)])
+    taken = np.zeros(len(claim.tokens), np.bool_)
+    found = {number: _following(recorder, each, claim, taken) for number, each in order}
+    recorder.completions = [part for _, parts in sorted(found.items()) for part in parts or ()]
+    return sum(parts is None for parts in found.values())
 
 
-def _following(recorder: Recorder, completion: Prefix, claim: ClaimedSequence) -> list[Prefix]:
-    """The completion as the claim leaves it: the same, a shorter one, or none."""
-    branch, turn = completion.branch, completion.turn
-    common, length = common_prefix(claim.tokens, completion.tokens), len(claim.tokens)
-    if common < min(turn.end, length):
-        return [completion]
-    if length < turn.end:
-        recorder.truncated = True
-        branch.cut(length)
-        if length <= turn.start:
+def _following(
+    recorder: Recorder, completion: Prefix, claim: ClaimedSequence, taken: NDArray[np.bool_]
+) -> list[Prefix] | None:
+    """The completion as the claim leaves it: the same, a shorter one, or none. None if the claim does not have it.
+
+    `taken` is true on tokens of the claim that another completion has already. Those of this one are added.
+    """
+    branch, turn, length = completion.branch, completion.turn, len(claim.tokens)
+    common = common_prefix(claim.tokens, completion.tokens)
+    if common <= turn.start and common < length:
+        return None
+    if common < turn.end:
+        recorder.truncated |= common == length
+        branch.cut(common)
+        if common <= turn.start:
             return []
         turn = branch.turns[-1]
-    own = claim.sampled[turn.start : turn.end]
+    span = slice(turn.start, turn.end)
+    own = claim.sampled[span] & ~taken[span]
+    if claim.logprobs is not None:
+        own &= claim.logprobs[span] == branch.columns(turn.end)[1][span]
+    taken[span] |= own
     if own.all():
         return [completion._replace(turn=turn)]
     kept = branch.keep(turn, own)
-    return [completion._replace(turn=kept[-1])] if kept else []
+    if kept:
+        return [completion._replace(turn=kept[-1])]
+    return None if claim.sampled[span].any() else []

@@ -26,6 +26,8 @@ STARVED, SERVED = 0.2, 0.05
 for less than SERVED."""
 BUSY = 0.1
 """Actors or scorers limit the run if they are idle for less than this share of their time."""
+SATURATED = 0.9
+"""Actors limit their servers if their event loops use more than this share of a core each."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
 """Too many actors or scorers run if they are idle for more than these shares of their time and the learner does not
 wait."""
@@ -38,6 +40,7 @@ class Workload:
     """The newest metrics of a run, as far as the rule needs them.
 
     - `learner_idle`, `actors_idle`, `scorers_idle`: the share of time for which these roles were idle;
+    - `loops_busy`: the share of time for which the event loops of actors used their cores;
     - `waiting_batches`: the number of batches that wait for scores;
     - `lag_share`: the mean lag as a share of `replay.max_lag`.
     """
@@ -47,6 +50,7 @@ class Workload:
     scorers_idle: float
     waiting_batches: float
     lag_share: float
+    loops_busy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ def wished_change(seen: Workload) -> ScaleChange | None:
         if seen.scorers_idle < BUSY and seen.waiting_batches >= 1:
             queue = f"{seen.waiting_batches:.1f} batches wait for scores"
             return ScaleChange("scorers", +1, f"{waits}, {queue}, and scorers are idle for {seen.scorers_idle:.0%}")
+        if seen.loops_busy > SATURATED:
+            used = f"each actor uses {seen.loops_busy:.0%} of a core, so that servers wait for their actors"
+            return ScaleChange("actors", +1, f"{waits}, and {used}")
         if seen.actors_idle < BUSY:
             return ScaleChange("actors", +1, f"{waits}, and actors are idle for {seen.actors_idle:.0%}")
     elif seen.learner_idle < SERVED:
@@ -199,4 +206,5 @@ class Autoscaler:
             scorers_idle=fmean(scorer["idle"] for scorer in scorers),
             waiting_batches=waiting / self._sizes.batch_size,
             lag_share=learner["lag/mean"] / max_lag if max_lag else 0.0,
+            loops_busy=fmean(actor.get("loop_busy", 0.0) for actor in actors),
         )

@@ -22,6 +22,8 @@ STOP_S = 12.0
 """A supervised process is killed if it has not ended this long after a SIGTERM. A clean stop takes a second or two."""
 STOP_OF_STEP = signal.SIGUSR1
 """The signal that asks a process to stop under srun. On SIGTERM, srun would kill the process."""
+COLLECT_AFTER = 50_000
+"""The number of new objects after which an actor looks for garbage among them. Python's default is 700."""
 DRAIN = signal.SIGUSR2
 """The signal that asks a process to finish its present work and to end."""
 SHOW_CURSOR = b"\x1b[?25h"
@@ -66,6 +68,14 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
+def is_ctrl_c(error: BaseException) -> bool:
+    """True if Ctrl-C may have raised `error` in this thread. Otherwise a user's code has raised it."""
+    # Roles and `asyncio.run` handle SIGINT in other ways. There, only code raises KeyboardInterrupt.
+    is_main = threading.current_thread() is threading.main_thread()
+    may_raise = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return may_raise and isinstance(error, KeyboardInterrupt)
+
+
 def set_at_once(event: threading.Event) -> None:
     """Have a thread set `event` as soon as a signal of `stop_on_signals` arrives. Python itself handles a signal only
     once the main thread returns from a call into C. Call this in the main thread."""
@@ -107,6 +117,12 @@ def keep_freed_memory(trim_bytes: int = 64 << 20) -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
         libc.mallopt(M_TRIM_THRESHOLD, trim_bytes)
+
+
+def collect_rarely() -> None:
+    """Look for garbage less often than Python does by default. Call this in a process with hundreds of small tasks at
+    once, whose objects would all be visited many times a second."""
+    gc.set_threshold(COLLECT_AFTER, 20, 50)
 
 
 def freeze_heap() -> None:

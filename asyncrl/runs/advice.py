@@ -23,6 +23,8 @@ SCHEDULER_BUSY = 0.9
 """A scheduler limits its server if it takes more than this share of a core. It is one thread of Python."""
 QUEUED = 8
 """Fewer waiting requests are no sign of a server that is too small: new requests wait for the next step anyway."""
+SATURATED = 0.9
+"""Actors limit their servers if their event loops use more than this share of a core each."""
 EVICTED = 0.05
 LONG_PHASE = 0.2
 """Publishing weights should take less than this share of a step's time, and so should waiting for checkpoints."""
@@ -98,7 +100,12 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
     lag = settings.replay.max_lag
     larger_lag = f"raise replay.max_lag from {lag} to {lag + 1}"
     engines = f"{waits}, while engines were busy for {1 - seen.actors_idle:.0%}"
-    if seen.actors_idle < BUSY and settings.engine == "embedded" and _uses_all_cores(seen):
+    if settings.engine != "embedded" and seen.loops_busy is not None and seen.loops_busy > SATURATED:
+        yield (
+            f"{waits}, while each actor used {seen.loops_busy:.0%} of a core, so that servers wait for their actors: "
+            f"set cluster.actors={seen.actors + 1}, which divides the servers among more actors"
+        )
+    elif seen.actors_idle < BUSY and settings.engine == "embedded" and _uses_all_cores(seen):
         yield f"{engines}: the {seen.cores} cores of this machine limit the run"
     elif seen.actors_idle < BUSY:
         yield f"{engines}: add engines ({_more_engines(seen, settings)})"

@@ -62,6 +62,7 @@ class IdleShares:
     - `phases`: the share of each phase of a step;
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
     - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; None without such processes;
+    - `loops_busy`: the mean share in which the event loops of actors used their cores; None if it is unknown;
     - `evicted`: the evicted episodes as a share of the accepted ones;
     - `pending`: the mean number of tickets (permissions to run an episode) that waited for an actor;
     - `scheduler_busy`: the mean share of a core that the busiest scheduler of an actor's servers took; None: unknown;
@@ -76,6 +77,7 @@ class IdleShares:
     phases: Mapping[str, float]
     actors: int = 0
     actors_idle: float | None = None
+    loops_busy: float | None = None
     scorers: int = 0
     scorers_idle: float | None = None
     evicted: float = 0.0
@@ -111,9 +113,10 @@ def idle_shares(run: Run) -> IdleShares | None:
             name: sum(row.get(f"seconds/{name}", 0.0) for row in steps) / seconds for name in sorted(phases - {"step"})
         },
         actors=len(actors),
-        actors_idle=_mean(_means(actors, "idle")),
+        actors_idle=_mean(actors, "idle"),
+        loops_busy=_mean(actors, "loop_busy"),
         scorers=len(scorers),
-        scorers_idle=_mean(_means(scorers, "idle")),
+        scorers_idle=_mean(scorers, "idle"),
         evicted=sum(each["evicted"] for each in flows) / accepted if accepted else 0.0,
         cores=_cores(run),
         pending=_sum_of_means(replays, "depth_pending"),
@@ -135,8 +138,10 @@ def _means(roles: Sequence[Rows], name: str) -> list[float]:
     return [fmean(values) for rows in roles if (values := [row[name] for row in rows if name in row])]
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+def _mean(roles: Sequence[Rows], name: str) -> float | None:
+    """The mean of the metric `name` over processes; None if no process has written it."""
+    means = _means(roles, name)
+    return fmean(means) if means else None
 
 
 def _sum_of_means(roles: Sequence[Rows], name: str) -> float:

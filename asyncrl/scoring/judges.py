@@ -71,6 +71,7 @@ class Limits:
     - `memory_mb`: how far the memory of the process and its descendants may grow beyond its size before the first
       request; None: without limit
     - `start_timeout_s`: the limit for the start of a process
+    - `stacks_level`: the level at which the stacks of a process that overran a limit are logged
     """
 
     judge: str
@@ -78,6 +79,7 @@ class Limits:
     timeout_key: str
     memory_mb: int | None
     start_timeout_s: float = START_TIMEOUT_S
+    stacks_level: int = logging.WARNING
 
 
 class EndedError(ScoringError):
@@ -191,7 +193,7 @@ class JudgePool:
         except (EOFError, OSError) as error:
             overran = time.monotonic() - started >= limits.timeout_s
             process.kill()
-            line = process.last_line(limits.judge)
+            line = process.last_line(limits)
             reason = (
                 f"{limits.judge} took longer than {limits.timeout_key}={limits.timeout_s:g}"
                 if overran
@@ -328,12 +330,13 @@ class _JudgeProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def last_line(self, judge: str) -> str:
+    def last_line(self, limits: Limits) -> str:
         """The line of the user's code that ran when the process ended; empty if it is unknown. Logs the stacks that the
         process wrote."""
         stacks = os.pread(self._stacks, _MOST_STACKS, 0).decode(errors="replace")
         if stacks:
-            logger.warning("the stacks of the process that ran %s:\n%s", judge, stacks.rstrip())
+            message = "the stacks of the process that ran %s:\n%s"
+            logger.log(limits.stacks_level, message, limits.judge, stacks.rstrip())
         return line_in_stacks(stacks)
 
     @property

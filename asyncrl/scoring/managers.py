@@ -7,6 +7,7 @@ verl's type.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ class Managers:
         policy: ModelConfig | None,
         start_timeout_s: float = START_TIMEOUT_S,
         starts_later: bool = False,
+        stacks_level: int = logging.WARNING,
     ) -> None:
         self._config = config.manager
         settings = {
@@ -91,6 +93,7 @@ class Managers:
             "scoring.manager.timeout_s",
             config.rule_memory_mb,
             start_timeout_s,
+            stacks_level,
         )
         self._pool = JudgePool(PROGRAM, settings, 1, limits, starts_later)
 

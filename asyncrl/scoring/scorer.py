@@ -23,6 +23,7 @@ import numpy as np
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.scoring import shaping
 from asyncrl.scoring.answers import answer_texts, rule_input, texts_of_steps
 from asyncrl.scoring.labels import Labeller, ScoredEpisode
@@ -208,7 +209,9 @@ def _answers(model: RewardModel[Any] | None) -> bool:
         return model is not None and len(model.score([[*_EASY]])) == 1
     except UnavailableError:
         return False
-    except Exception:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         logger.debug("the model cannot score an easy episode", exc_info=True)
         return True
 
@@ -224,7 +227,10 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
         return ScoringError(
             "the processes of the rules or of `scoring.steps` were closed before this episode was scored"
         )
-    except Exception as error:  # noqa: BLE001 - the worker logs it
+    except BaseException as error:
+        # A model of a user's class may raise anything, and the scoring thread would end.
+        if is_ctrl_c(error):
+            raise
         failed = ScoringError(reason_of(error))
         failed.__cause__ = error
         return failed

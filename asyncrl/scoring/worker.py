@@ -270,7 +270,7 @@ class _Background:
         try:
             while True:
                 self._score(self._batches.get())
-        except Exception:
+        except BaseException:
             logger.exception("the scoring thread died")
             self._results.put(None)
 

@@ -14,6 +14,7 @@ DECIMALS = 6
 _MAX_DIGITS = 40
 _NUMBER = r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))"
 _EXPRESSION = re.compile(rf"\s*{_NUMBER}\s*([-+*/])\s*{_NUMBER}\s*")
+_WHOLE: Mapping[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul}
 _OPERATIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {"+": add, "-": sub, "*": mul, "/": truediv}
 
 
@@ -45,6 +46,9 @@ def calculate(expression: str) -> str:
     if any(len(part) > _MAX_DIGITS for part in parts.groups()):
         raise ToolRefusal(f"Error: a number may have at most {_MAX_DIGITS} digits.")
     left, operator, right = parts.groups()
+    if operator != "/" and "." not in left and "." not in right:
+        # Whole numbers, which most calls have, need no fractions.
+        return str(_WHOLE[operator](int(left), int(right)))
     try:
         return _text(_OPERATIONS[operator](Fraction(left), Fraction(right)))
     except ZeroDivisionError:

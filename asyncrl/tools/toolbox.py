@@ -187,7 +187,8 @@ class OpenTools:
         Raises ToolError: a tool failed to create, or a field of its entry has no effect.
         """
         for name, tool in self._tools.items():
-            kwargs, tool.call_kwargs = _divided(tools_kwargs.get(name) or {}, name, tool.takes_call_kwargs)
+            kwargs, others = _divided(tools_kwargs.get(name) or {}, name, tool.takes_call_kwargs)
+            tool.call_kwargs = copied(others)
             await self._within_limits(name, "create", tool.create, **kwargs)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
@@ -195,6 +196,9 @@ class OpenTools:
         failed."""
         self._counts.calls += len(calls)
         self._scores = []
+        if len(calls) == 1:
+            # Most turns have one call, which needs no task of its own.
+            return [cut_content(await self._answer(calls[0]), self._limits.max_chars)]
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
         results = []
         for answer in answers:

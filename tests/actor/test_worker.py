@@ -31,6 +31,10 @@ Begin = Callable[[], None]
 Act = Callable[[Ticket, Begin], Awaitable[None]]
 
 
+class TimedOut(BaseException):
+    """Like the timeouts of func_timeout, no Exception."""
+
+
 class Replay(FakeReplay):
     """Has tickets for so many tasks; remembers what the worker asks for. Deliveries wait for `may_store`."""
 
@@ -216,8 +220,14 @@ async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_
     assert (counted["episodes"], counted["failed"]) == (5, 3)
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)])
-async def test_code_of_users_that_cancels_itself_or_ends_the_program_fails_its_episode_only(error: BaseException):
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), TimedOut("late")]
+)
+def test_code_of_users_that_cancels_itself_or_ends_the_program_fails_its_episode_only(error: BaseException):
+    asyncio.run(_fails_its_episode_only(error))
+
+
+async def _fails_its_episode_only(error: BaseException) -> None:
     replay = Replay(3)
 
     async def act(ticket: Ticket, begin: Begin) -> None:
@@ -297,6 +307,29 @@ async def test_evaluation_runs_first_if_both_wait():
     assert ran == [Purpose.EVAL] * 2 + [Purpose.TRAIN] * 3
 
 
+@pytest.mark.parametrize("ticks", range(4))
+async def test_a_stop_ends_the_worker_though_it_arrives_just_after_an_episode_has_ended(ticks: int):
+    replay, stop, ended = Replay(8), asyncio.Event(), asyncio.Event()
+
+    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+        if ticket.id != feed_ticket(0):
+            await asyncio.Event().wait()
+        # The worker waits for a free slot by now.
+        await async_until(lambda: len(replay.requests) >= 1 and len(replay.core.holding()) == 4)
+        await asyncio.sleep(0.01)
+        ended.set()
+        return make_trajectory(ticket)
+
+    metrics = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [], FakeMetrics())
+    worker = asyncio.create_task(RolloutWorker(run, replay, replay, 4, metrics, renew_s=1000.0).run(stop))
+    await ended.wait()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    stop.set()
+    async with asyncio.timeout(GENEROUS_S):
+        await worker
+
+
 async def test_a_stop_cancels_running_episodes_and_reports_nothing_of_them():
     replay, released, running = Replay(3), [], []
 
@@ -365,10 +398,10 @@ def test_rates_are_those_since_the_last_log():
             return type(super().stats())(tokens, seconds, idle, 0)
 
     sink = FakeMetrics()
-    metrics = RolloutMetrics(Engine(make_tokenizer(), []), [], sink)
+    metrics = RolloutMetrics(Engine(make_tokenizer(), []), [], sink, processor_s=iter((1.0, 2.0, 2.5)).__next__)
     metrics.write(running=2)
     metrics.write(running=1)
-    assert (sink.rows[0][1]["tokens_per_s"], sink.rows[0][1]["idle"]) == (50.0, 0.25)
+    assert [sink.rows[0][1][name] for name in ("tokens_per_s", "idle", "loop_busy")] == [50.0, 0.25, 0.5]
     assert "idle" not in sink.rows[1][1]
 
 

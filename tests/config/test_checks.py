@@ -79,6 +79,7 @@ KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
 TURNS = {"cluster.colocated": True, "engine.kind": "sglang", "replay.max_lag": 0}
 STEPS = {"scoring.steps": "my.steps"}
 MANAGER, ONE_MANAGER = {"scoring.manager.name": "naive"}, {"scoring.manager.sources": {"a": {"name": "naive"}}}
+BY_MODEL = {"scoring.rule": None, "scoring.outcome_model.path": "m"}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
 FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.environment_weight": 1.0}
 
@@ -128,6 +129,14 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"scoring.timeout_s": 900.0}, "scoring.stall_s"),
         ({"scoring.needs": {"a": ["prm"]}}, "one or more kinds, all of them configured: rules"),
         ({"scoring.needs": {"a": []}}, "must name one or more kinds"),
+        ({"scoring.rule": None}, r"scoring\.rule=null: nothing scores the episodes; name a rule, a manager or a model"),
+        (
+            {"scoring.rules": {"a": None}, "scoring.needs": {"a": ["rules"]}},
+            "source a need rules, but the rule is n",
+        ),
+        ({**BY_MODEL, "scoring.shaping.prm_acc_bonus_weight": 0.5}, "only a rule or a manager says if an answer is r"),
+        ({**BY_MODEL, "scoring.shadow": True}, "no score would be left to train on; name a rule"),
+        ({"data.eval": []}, "name one or more files of tasks; null means that there are none"),
         ({**MANAGER, "scoring.manager.timeout_s": 900.0}, "make the first smaller than"),
         ({**MANAGER, "scoring.manager.batch_groups": 2}, "less than half the second"),
         ({"scoring.manager.params": {"a": 1}}, "need a manager; name one"),

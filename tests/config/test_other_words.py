@@ -39,8 +39,11 @@ def test_no_word_is_a_key_of_ours_with_another_meaning() -> None:
         ("num_generations", "; did you mean learner.group_size?"),
         ("beta", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),
         ("algorithm.kl.weight", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),
-        ("actor_rollout_ref.rollout.n", "; did you mean learner.group_size?"),
-        ("trainer.save_freq", "; did you mean learner.checkpoint_every?"),
+        (
+            "actor_rollout_ref.rollout.n",
+            "; did you mean learner.group_size? `asyncrl from-verl` translates keys of verl",
+        ),
+        ("actor_rollout_ref.rollout.dtype2", "; `asyncrl from-verl` translates keys of verl"),
         ("learner.learning_rate", "; did you mean learner.lr?"),
         ("max-new-tokens", "; did you mean actor.max_turn_tokens?"),
         ("clip_ratio", "; did you mean algorithm.loss.params.clip_low and algorithm.loss.params.clip_high?"),

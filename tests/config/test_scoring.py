@@ -12,6 +12,16 @@ def test_a_source_needs_all_that_is_configured_unless_it_says_otherwise():
     assert needs(config, "chat") == ("outcome_model", "prm"), "in the pool's order, however they are written"
 
 
+def test_a_null_rule_leaves_the_scores_to_the_others():
+    config = ScoringConfig(rule=None, outcome_model=OutcomeModelConfig(path="b"), rules={"sums": "gsm8k"})
+    assert [needs(config, each) for each in ("any", "sums")] == [("outcome_model",), ("rules", "outcome_model")]
+    assert may_give(config, "accuracy")
+    config.rules = {}
+    assert serves(config) == ("outcome_model",)
+    assert not may_give(config, "accuracy")
+    assert not may_give(config, "rules")
+
+
 def test_a_class_of_the_users_own_is_a_model_without_a_path():
     assert needs(ScoringConfig(prm=ScoringModelConfig(family="my_models.MyPRM")), "any") == ("rules", "prm")
 

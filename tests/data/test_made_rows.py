@@ -243,3 +243,23 @@ def test_rows_that_arrow_or_the_wire_cannot_hold_are_refused_with_the_file(tmp_p
         with pytest.raises(DataError, match=reason):
             made(tmp_path / "made.arrow", [str(path)])
     assert sorted(tmp_path.iterdir()) == [deep, twice]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "made"])
+def test_whole_rows_keep_all_columns_and_other_rows_none(tmp_path: Path, kind: str) -> None:
+    named = {"agent_name": "twice", "board": {"size": 3}, "reward_model": {"style": "model", "ground_truth": "1"}}
+    rows = [row(0, ability="art", **named), row(1, agent_name=None, ability="math")]
+    whole = RowLayout(whole_rows=True)
+    path = tmp_path / ("rows.jsonl" if kind == "jsonl" else "rows.parquet")
+    (lines if kind == "jsonl" else parquet)(path, *rows)
+    if kind == "made":
+        write(tmp_path / "made", [str(path)], whole)
+        tasks = TaskFile(path, None, whole, read_made(tmp_path / "made"))
+    else:
+        tasks = TaskFile(path, layout=whole)
+        assert [task.columns for task in TaskFile(path)] == [{}, {}]
+    first, second = (task.columns for task in tasks)
+    assert first == {**named, "ability": "art"}
+    assert (second["agent_name"], second["ability"]) == (None, "math")
+    assert tasks.texts_of("agent_name") == {"twice": 0}
+    assert tasks.texts_of("data_source") == {"sums": 0}

@@ -78,15 +78,35 @@ def test_a_sequence_that_ends_earlier_cuts_its_branch_and_no_other() -> None:
     first = ask(recorder, [1, 2], [3, 4])
     ask(recorder, [*first, 9], [5, 6, 7])
     ask(recorder, [7], [8])
-    follow(recorder, claim([1, 2, 3, 4, 9, 5], [0, 0, 1, 1, 0, 1]))
+    assert follow(recorder, claim([1, 2, 3, 4, 9, 5], [0, 0, 1, 1, 0, 1])) == 1
     trajectory = finished(recorder)
-    assert trajectory.tokens.tolist() == [1, 2, 3, 4, 9, 5, 7, 8]
+    assert trajectory.tokens.tolist() == [1, 2, 3, 4, 9, 5]
     assert trajectory.finish is Finish.TRUNCATED
     assert [turn.finish_reason for turn in trajectory.turns if turn.role is Role.ASSISTANT] == [
         "stop",
         "length",
-        "stop",
     ]
+
+
+def test_candidates_that_an_agent_does_not_return_are_not_trained() -> None:
+    recorder = new_recorder()
+    for sampled in ([3, 4], [3, 5], [6], [3, 5]):
+        ask(recorder, [1, 2], sampled)
+    assert follow(recorder, claim([1, 2, 3, 5], [0, 0, 1, 1])) == 3
+    trajectory = finished(recorder)
+    assert trajectory.tokens.tolist() == [1, 2, 3, 5]
+    assert trajectory.logprobs.tolist() == [0, 0, -11, -12]
+    assert trajectory.finish is Finish.COMPLETED
+
+
+def test_of_a_completion_that_an_agent_shortens_only_the_rest_is_trained() -> None:
+    recorder = new_recorder()
+    ask(recorder, [1, 2], [3, 4])
+    ask(recorder, [1, 2, 3, 9], [5])
+    assert follow(recorder, claim([1, 2, 3, 9, 5], [0, 0, 1, 0, 1])) == 0
+    trajectory = finished(recorder)
+    assert trajectory.tokens.tolist() == [1, 2, 3, 1, 2, 3, 9, 5]
+    assert np.flatnonzero(trajectory.loss_mask).tolist() == [2, 7]
 
 
 def test_a_sequence_that_ends_before_a_completion_leaves_it_out() -> None:
@@ -103,6 +123,9 @@ def test_equal_tokens_of_two_branches_may_have_either_log_prob() -> None:
         ask(recorder, [1], [3, 4])
         ask(recorder, [1], [3, 4])
         follow(recorder, claim([1, 3, 4], [0, 1, 1], [0, *logprobs]))
+        assert finished(recorder).logprobs.tolist() == [0, *logprobs]
+    recorder = new_recorder()
+    ask(recorder, [1], [3, 4])
     with pytest.raises(RefusedError, match="position 2 is given as -3"):
         follow(recorder, claim([1, 3, 4], [0, 1, 1], [0, -1, -3]))
 
@@ -134,11 +157,11 @@ def test_what_is_trained_was_sampled_and_claimed_and_no_claim_makes_more(data: s
     assert all(there for each, there in zip(sampled, known, strict=True) if each)
     trajectory = finished(recorder)
     assert {float(each) for each in trajectory.logprobs} <= logprobs
+    trained = np.zeros(len(tokens), int)
     for start, end in trajectory.branches:
-        own, mask = trajectory.tokens[start:end].tolist(), trajectory.loss_mask[start:end].tolist()
-        if own == tokens[: len(own)]:
-            assert not any(learned and not each for learned, each in zip(mask, sampled, strict=False))
-        assert not (len(own) > len(tokens) and own[: len(tokens)] == tokens and any(mask[len(tokens) :]))
+        assert trajectory.tokens[start:end].tolist() == tokens[: end - start]
+        trained[: end - start] += trajectory.loss_mask[start:end]
+    assert trained.tolist() == [int(each) for each in sampled]
 
 
 def _known(recorder: Recorder, tokens: list[int]) -> list[bool]:

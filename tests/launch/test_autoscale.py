@@ -26,6 +26,8 @@ MORE_ACTORS = ScaleChange("actors", +1, "a test")
         ({"learner_idle": 0.5, "scorers_idle": 0.0, "waiting_batches": 2.0}, ("scorers", +1)),
         ({"learner_idle": 0.5, "scorers_idle": 0.0, "waiting_batches": 2.0, "actors_idle": 0.0}, ("scorers", +1)),
         ({"learner_idle": 0.5, "scorers_idle": 0.0, "actors_idle": 0.0}, ("actors", +1)),
+        ({"learner_idle": 0.5, "loops_busy": 0.95}, ("actors", +1)),
+        ({"learner_idle": 0.1, "loops_busy": 0.95}, None),
         ({"learner_idle": 0.5}, None),
         ({"learner_idle": 0.0, "actors_idle": 0.6}, ("actors", -1)),
         ({"learner_idle": 0.0, "lag_share": 1.0}, ("actors", -1)),
@@ -38,6 +40,12 @@ def test_the_rule_names_what_limits_the_run(seen: Mapping[str, float], change: t
     wished = wished_change(replace(EVEN, **seen))
     assert (wished and (wished.name, wished.by)) == change
     assert wished is None or "the learner waits for" in wished.reason
+
+
+def test_actors_that_use_a_whole_core_are_named_as_the_reason() -> None:
+    wished = wished_change(replace(EVEN, learner_idle=0.5, actors_idle=0.0, loops_busy=0.97))
+    assert wished is not None
+    assert "each actor uses 97% of a core, so that servers wait for their actors" in wished.reason
 
 
 def test_a_change_passes_only_when_it_was_wanted_several_times_in_a_row() -> None:

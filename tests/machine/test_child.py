@@ -128,8 +128,11 @@ def test_a_guarded_program_has_its_own_pipes_and_what_it_leaves_ends_when_its_gu
 
 
 def ignored_signals(pid: int) -> set[int]:
-    """The signals that a process ignores."""
-    status = Path(f"/proc/{pid}/status").read_text()
+    """The signals that a process ignores; none if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
     mask = int(status.partition("SigIgn:")[2].split()[0], 16)
     return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
 

@@ -43,6 +43,10 @@ def starved(cause: str, **changes: Any) -> IdleShares:
             [f"{WAITS} episodes, while engines were busy for 97%: add engines (cluster.actors=3)"],
         ),
         (
+            starved("episodes", actors_idle=0.0, loops_busy=0.85),
+            [f"{WAITS} episodes, while engines were busy for 100%: add engines (cluster.actors=3)"],
+        ),
+        (
             starved("episodes", actors_idle=0.03, cores=3),
             [f"{WAITS} episodes, while engines were busy for 97%: the 3 cores of this machine limit the run"],
         ),
@@ -124,6 +128,13 @@ def test_advice_names_its_numbers_and_keys(seen: IdleShares, says: list[str]) ->
     config.engine.kind = "embedded"
     config.learner.batch_size = 128
     assert advise(seen, settings_of(config)) == says
+
+
+def test_an_actor_that_uses_a_whole_core_is_told_apart_from_busy_servers() -> None:
+    config = TrainConfig(model=ModelConfig(path="m"))
+    config.engine.kind = "sglang"
+    [advice] = advise(starved("episodes", actors_idle=0.0, loops_busy=0.97), settings_of(config))
+    assert "each actor used 97% of a core, so that servers wait for their actors: set cluster.actors=3" in advice
 
 
 def test_servers_are_added_by_their_own_key() -> None:

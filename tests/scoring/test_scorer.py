@@ -54,6 +54,14 @@ def test_labels_hold_outcome_steps_and_parts_under_the_scorers_names():
     }
 
 
+def test_without_a_rule_the_outcome_models_score_is_the_reward_and_the_outcome():
+    config = ScoringConfig(rule=None)
+    (result,) = make_scorer(config, outcome_model=FakeOutcome(0.25)).score([lease(answered("x"), "outcome_model")])
+    labels = result.labels
+    assert (labels.reward, labels.outcome, labels.scorer) == (0.25, 0.25, "outcome@1")
+    assert labels.extra == {"outcome_model": 0.25, "environment": 0.0}
+
+
 def test_a_scorer_says_once_that_its_models_judge_episodes_with_images_by_their_text(caplog):
     task, trajectory = answered("it is 72")
     images = {"image_spans": np.array([[0, 1]], np.int32), "image_digests": np.zeros((1, 32), np.uint8)}

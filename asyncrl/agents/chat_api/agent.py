@@ -13,6 +13,7 @@ from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.config.imports import imported
 from asyncrl.episode.episode import Episode
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.tools.contained import contained
@@ -60,7 +61,9 @@ def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
         return cls(**copied(dict(options)))
     except ConfigError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"{setting} cannot be made with actor.agent_options: {reason_of(error)}") from error
 
 

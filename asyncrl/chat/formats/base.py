@@ -33,12 +33,16 @@ class WrittenCall(NamedTuple):
 
 
 class CallError(ValueError):
-    """The policy began a call that cannot be read. `name` and `id` are set if they were read before the fault."""
+    """The policy began a call that cannot be read. `name` and `id` are set if they were read before the fault.
 
-    def __init__(self, reason: str, name: str = "unknown", id: str = "") -> None:
+    `arguments` are set if they are another JSON value than an object.
+    """
+
+    def __init__(self, reason: str, name: str = "unknown", id: str = "", arguments: Any = None) -> None:
         super().__init__(reason)
         self.name = name
         self.id = id
+        self.arguments = arguments
 
 
 class Format(ABC):
@@ -203,6 +207,8 @@ def _check_plain(value: Any, depth: int = 0) -> None:
             if isinstance(value, dict):
                 _check_plain(list(value.values()), depth)
         case str():
+            if value.isascii():
+                return
             try:
                 value.encode()
             except UnicodeEncodeError:

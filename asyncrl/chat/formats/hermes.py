@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from asyncrl.chat.formats.base import CallError, Format, Functions, WrittenCall, closed, read_json, to_json
 
+_FORM = 'a tool call must be {"name": "...", "arguments": {...}}'
 _CLOSING = re.compile(r"\s*</tool_call>")
 
 
@@ -26,7 +27,9 @@ class Hermes(Format):
         match value:
             case {"name": str(name), "arguments": dict(arguments), **rest} if not rest:
                 return [WrittenCall(name, arguments)], closing.end()
-        return [CallError('a tool call must be {"name": "...", "arguments": {...}}')], closing.end()
+            case {"name": str(name), "arguments": arguments, **rest} if not rest:
+                return [CallError(_FORM, name, arguments=arguments)], closing.end()
+        return [CallError(_FORM)], closing.end()
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
         return "\n".join(

@@ -26,6 +26,8 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 ANY: Kinds = frozenset(_TYPES)
 _OF_STRINGS = ("pattern", "minLength", "maxLength", "contentEncoding")
+_COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+"""The keywords of a schema that has parts."""
 _NUMERIC_FORMATS = ("int32", "int64", "float", "double")
 """The formats of OpenAPI for numbers; all others are for strings."""
 _NOTHING: Mapping[str, Any] = {"const": object()}
@@ -100,6 +102,8 @@ def _fold(schema: Any, root: Any, here: Callable[[Mapping[str, Any]], Said], kno
         schema = {} if schema else _NOTHING
     if not isinstance(schema, Mapping):
         return None
+    if schema.keys().isdisjoint(_COMPOSING):
+        return here(schema)
     parts: list[Said | None] = [here(schema)]
     if isinstance(ref := schema.get("$ref"), str) and len(known) < _MOST_REFERENCES:
         if ref not in known:

@@ -93,7 +93,7 @@ class EvaluationRequest:
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:
             path = Path(folder) / "run.yaml"
-            path.write_text(yaml.safe_dump(values))
+            path.write_text(yaml.safe_dump(values, sort_keys=False))
             return read([f"experiment={quoted(path)}", *self.words])
 
 

@@ -57,7 +57,7 @@ from asyncrl.sandbox.sandboxes import open_sandbox
 from asyncrl.scoring.answers import rule_input, texts_of_steps
 from asyncrl.scoring.models.registry import load_prm
 from asyncrl.scoring.rules.base import RuleInput
-from asyncrl.scoring.rules.registry import RuleSet, load_rules
+from asyncrl.scoring.rules.registry import RuleSet, load_rules, rule_names
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.step_rewards import StepFunction, StepInput
 from asyncrl.text import reason_of
@@ -185,7 +185,7 @@ def try_out(request: TrialRequest, transcript: Transcript, folder: Path) -> bool
     if trajectory is None:
         return False
     given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
-    if not _score(rules, given, transcript):
+    if rule_names(config.scoring, task.data_source) and not _score(rules, given, transcript):
         return False
     if prm is not None:
         return _score_steps(Scorer(config.scoring, tokenizer, prm=prm), task, trajectory, transcript)

@@ -88,8 +88,7 @@ def _without_rules(source: TrlConfig, has_model: bool) -> Iterator[Setting | str
     if _may_reward(source["environment_factory"]):
         yield "scoring.rule", "environment"
     elif has_model:
-        yield "scoring.rule", "environment"
-        yield "scoring.rule=environment: no environment gives rewards, so it gives 0, and the reward is the model's"
+        yield "scoring.rule", None
     else:
         yield "scoring.rule", PLACEHOLDER
         yield (

@@ -19,6 +19,8 @@ from asyncrl.compat.verl.reward_loop import OFFERED, RewardManagerBase, register
 from asyncrl.compat.verl.reward_managers import overlong_penalty, require_buffer
 from asyncrl.compat.verl.rewarding import Result, default_compute_score, read_score
 from asyncrl.errors import ScoringError
+from asyncrl.tools.call_threads import CallThreads
+from asyncrl.tools.contained import EscapeError, contained
 
 TIMEOUT_S = 300.0
 """The default time limit for one row of `rate_limited` and `remote`."""
@@ -28,7 +30,7 @@ SHOWN = 60
 
 @register("naive")
 class NaiveLoopManager(RewardManagerBase):
-    """Calls `compute_score`, in a thread unless it is a coroutine function.
+    """Calls `compute_score`, in a thread of its own unless it is a coroutine function.
 
     With `reward_router_address`, the function also gets this address and `reward_model_tokenizer`.
     """
@@ -48,6 +50,7 @@ class NaiveLoopManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         self.compute_score = compute_score or default_compute_score
         self.is_async_reward_score = inspect.iscoroutinefunction(self.compute_score)
+        self._threads = CallThreads("compute_score")
         self.reward_router_address = reward_router_address
         self.reward_model_tokenizer = reward_model_tokenizer
 
@@ -63,9 +66,9 @@ class NaiveLoopManager(RewardManagerBase):
     async def called(self, call: Callable[[], Any]) -> Any:
         """The result of `call`, which calls `compute_score` with a row."""
         try:
-            return await call() if self.is_async_reward_score else await asyncio.to_thread(call)
-        except SystemExit as end:
-            raise ScoringError(f"compute_score ended the program: SystemExit({end.code!r})") from end
+            return await contained(call if self.is_async_reward_score else partial(self._threads.call, call))
+        except EscapeError as error:
+            raise ScoringError(f"compute_score failed: {error}") from error
 
     def shaped(self, reward: float, told: Mapping[str, Any], length: int) -> Result:
         """The reward of a response of `length` tokens, and its extra values."""
@@ -146,9 +149,13 @@ class RateLimitedRewardManager(NaiveLoopManager):
 
     async def called(self, call: Callable[[], Any]) -> Any:
         async with self._gate.request():
+            limit = asyncio.timeout(self.timeout)
             try:
-                return await asyncio.wait_for(super().called(call), self.timeout)
+                async with limit:
+                    return await super().called(call)
             except TimeoutError as error:
+                if not limit.expired():
+                    raise
                 raise ScoringError(f"compute_score took longer than timeout={self.timeout:g}") from error
 
 

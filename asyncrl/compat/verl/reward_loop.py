@@ -15,7 +15,9 @@ from torch import Tensor
 
 from asyncrl.compat.verl.rewarding import Result, require_finite, returned_lists
 from asyncrl.errors import AsyncrlError, ScoringError
-from asyncrl.text import reason_of
+from asyncrl.text import line_of_function, reason_of
+from asyncrl.tools.call_threads import open_to_users
+from asyncrl.tools.contained import contained
 
 Made = TypeVar("Made", bound=type)
 
@@ -118,6 +120,7 @@ class RewardLoop:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._loop = asyncio.new_event_loop()
+        open_to_users(self._loop, "a reward manager")
         weakref.finalize(self, self._loop.close)
 
         async def made() -> Any:
@@ -136,6 +139,12 @@ class RewardLoop:
         extra = returned_lists([extra for _, extra in results])
         return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict else rewards
 
+    @property
+    def _named(self) -> str:
+        """The method `run_single` with its class and its place, such as `Mine.run_single (my.py, line 3)`."""
+        line = line_of_function(type(self.manager).run_single)
+        return f"{type(self.manager).__qualname__}.run_single{line and f' ({line})'}"
+
     async def _judged(self, data: Any) -> Sequence[Result]:
         rows = [asyncio.ensure_future(self._row(data[row : row + 1], row)) for row in range(len(data))]
         try:
@@ -148,14 +157,22 @@ class RewardLoop:
 
     async def _row(self, data: Any, row: int) -> Result:
         try:
-            result = await self.manager.run_single(data)
-        except SystemExit as end:
-            raise ScoringError(f"run_single ended the program for row {row}: SystemExit({end.code!r})") from end
+            result = await contained(lambda: self.manager.run_single(data))
         except Exception as error:
             reason = str(error) if isinstance(error, AsyncrlError) else reason_of(error)
             raise ScoringError(f"run_single failed for row {row}: {reason}") from error
         if not isinstance(result, Mapping) or "reward_score" not in result:
-            raise ScoringError(f"run_single returned {result!r:.200} for row {row}; it must have reward_score")
-        reward = float(result["reward_score"])
+            raise ScoringError(
+                f"{self._named} returned {result!r:.200} for row {row}; it must return a mapping with reward_score"
+            )
+        score, extra = result["reward_score"], result.get("reward_extra_info")
+        try:
+            reward = float(score)
+            told = dict(extra or {})
+        except Exception as error:
+            raise ScoringError(
+                f"{self._named} returned reward_score={score!r:.100} and reward_extra_info={extra!r:.100} for row "
+                f"{row}; they must be a number, and a mapping or None"
+            ) from error
         require_finite(reward, row)
-        return reward, dict(result.get("reward_extra_info") or {})
+        return reward, told

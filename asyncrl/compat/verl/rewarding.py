@@ -16,6 +16,7 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import completed
 from asyncrl.scoring.rules.exact_number import MARK, final_number
 from asyncrl.scoring.rules.gsm8k import gsm8k
+from asyncrl.tools.contained import escape_of
 from asyncrl.types import Task
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class RewardManager(AbstractRewardManager):
 
     @abstractmethod
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
-        """The reward of each row of a batch. Passes on errors of `compute_score`; SystemExit becomes ScoringError."""
+        """The reward of each row of a batch. Passes on errors of `compute_score`, but only Exceptions: see `called`."""
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         """The rewards float32[B, R], each at the last token of its response.
@@ -151,12 +152,14 @@ class RewardManager(AbstractRewardManager):
 def called(compute: Callable[[], Any], what: str) -> Any:
     """The result of a user's function, which may be a coroutine. Passes on the function's errors.
 
-    Raises ScoringError, which names `what`: the function called `sys.exit`.
+    Raises ScoringError, which names `what`: the function raised SystemExit, or something else that is no Exception.
     """
     try:
         return completed(compute())
-    except SystemExit as end:
-        raise ScoringError(f"compute_score ended the program for {what}: SystemExit({end.code!r})") from end
+    except Exception:
+        raise
+    except BaseException as error:
+        raise ScoringError(f"compute_score failed for {what}: {escape_of(error)}") from error
 
 
 def require_finite(reward: float, row: int) -> None:

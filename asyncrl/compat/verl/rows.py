@@ -143,8 +143,11 @@ class BatchRows:
         """Equal parts, in order. With padding enabled, their lengths may differ.
 
         Raises DataProtoError: `chunks` does not divide the batch, or with padding enabled, the rows make fewer parts.
+        Raises ZeroDivisionError or ValueError, as verl does: `chunks` is not positive.
         """
-        require(chunks > 0, f"a batch cannot be divided into {chunks} chunks")
+        if chunks < 1:
+            kind = ValueError if chunks or self.is_padding_enabled() else ZeroDivisionError
+            raise kind(f"a batch cannot be divided into {chunks} chunks; give a positive number")
         require(
             self.is_padding_enabled() or len(self) % chunks == 0,
             f"{len(self)} rows do not divide into {chunks} equal chunks; pad them by pad_dataproto_to_divisor or "
@@ -187,7 +190,8 @@ class BatchRows:
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Repeat each row `repeat_times` times. Copies of a row are adjacent; `interleave=False` repeats the whole
-        batch."""
+        batch. Raises RuntimeError or ValueError, as verl does: the number is negative."""
+        self._check_times(repeat_times)
         rows = np.arange(len(self))
         return self._rows(np.repeat(rows, repeat_times) if interleave else np.tile(rows, repeat_times))
 
@@ -196,7 +200,14 @@ class BatchRows:
         require(isinstance(repeat_times, list | tuple | np.ndarray | Tensor), "repeat_times must be a list of numbers")
         times = np.asarray(repeat_times, dtype=np.int64)
         require(times.shape == (len(self),), f"repeat_times has shape {list(times.shape)}; it must be [{len(self)}]")
+        self._check_times(int(times.min(initial=0)))
         return self._rows(np.repeat(np.arange(len(self)), times))
+
+    def _check_times(self, times: int) -> None:
+        if times < 0:
+            # In verl, torch refuses the number if there are tensors, else NumPy does.
+            kind = ValueError if self.batch is None else RuntimeError
+            raise kind(f"a row cannot be repeated {times} times; give 0 or more")
 
     def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> Self:
         """Divide each row into `n_split` rows.

@@ -10,7 +10,8 @@ from asyncrl.config.schema import ActorConfig, DataConfig, ScoringConfig
 def data_conflicts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
     for key, sources in (("data.train", data.train), ("data.eval", data.eval)):
         if sources == []:
-            yield f"{key}: name one or more files of tasks"
+            none = "; null means that there are none" if key == "data.eval" else ""
+            yield f"{key}: name one or more files of tasks{none}"
     if data.dataset_params and data.dataset is None:
         yield "data.dataset_params data.dataset: the parameters need a class; name it in data.dataset"
     if data.dataset is not None and data.columns:

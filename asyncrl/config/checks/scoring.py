@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from asyncrl.config.option import options
 from asyncrl.config.schema import AlgorithmConfig, FilterConfig, ScoringConfig, ShapingConfig
-from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured, may_give
+from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured, may_give, needs
 from asyncrl.config.secrets import shown
 
 OF_MODELS = (
@@ -28,6 +28,7 @@ DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
     """The options of `scoring` that cannot work together, or with the algorithm or the replay's filter of groups."""
     kinds = configured(scoring)
+    yield from _without_rules(scoring)
     if scoring.timeout_s >= scoring.stall_s:
         yield (
             "scoring.timeout_s scoring.stall_s: the scorer would count as hung; make the first smaller than the second"
@@ -95,6 +96,8 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
             "scoring.shadow scoring.shaping.outcome_weight: no score would be left to train on; give the outcome a "
             "weight"
         )
+    elif scoring.shadow and not {"rules", GROUP_KIND} & set(configured(scoring)) and not shaping.environment_weight:
+        yield "scoring.shadow scoring.rule: no score would be left to train on; name a rule"
     yield from _weightless(scoring)
     yield from _compared_score(scoring, group_filter)
     yield from _compared_outcomes(shaping, algorithm, group_filter)
@@ -114,6 +117,28 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
         re.compile(shaping.answer_pattern)
     except re.error as error:
         yield f"scoring.shaping.answer_pattern: Python cannot read this regular expression: {error}"
+
+
+def _without_rules(scoring: ScoringConfig) -> Iterator[str]:
+    """An error line for each rule that is null although its episodes need one. Also one for each bonus and penalty that
+    needs the score of a rule or a manager."""
+    for source in ("", *scoring.rules, *scoring.needs):
+        key = "scoring.rules" if source in scoring.rules else "scoring.rule"
+        of_source = f" of the data source {source}" if source else ""
+        if scoring.rules.get(source, scoring.rule) is not None:
+            continue
+        if "rules" in scoring.needs.get(source, ()):
+            yield f"scoring.needs {key}: the episodes{of_source} need rules, but the rule is null; name a rule"
+        elif not needs(scoring, source):
+            yield f"{key}: nothing scores the episodes{of_source}; name a rule, a manager or a model"
+    if may_give(scoring, "accuracy"):
+        return
+    for name in ("prm_acc_bonus_weight", "incorrect_answer_penalty", "length_bonus_weight"):
+        if getattr(scoring.shaping, name):
+            yield (
+                f"scoring.rule scoring.shaping.{name}: only a rule or a manager says if an answer is right; name one, "
+                "or set the second to 0"
+            )
 
 
 def _step_function(scoring: ScoringConfig) -> Iterator[str]:
@@ -144,7 +169,7 @@ def _weightless(scoring: ScoringConfig) -> Iterator[str]:
         GROUP_KIND: shaping.outcome_weight or shaping.prm_acc_bonus_weight,
     }
     for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
-        if not shaping.environment_weight and not any(counts[kind] for kind in kinds):
+        if kinds and not shaping.environment_weight and not any(counts[kind] for kind in kinds):
             yield (
                 f"scoring.shaping.outcome_weight: no kind of score of {source} ({', '.join(kinds)}) has a weight in "
                 "the reward; set a weight, or use prm_aggregation=per_step and an algorithm that reads the steps"

@@ -220,7 +220,7 @@ class ScoringConfig:
     rule: Any = option(
         "exact_number",
         "verifier: a built-in name, the path of a function or verl manager (module.function or FILE.py:function), or a "
-        "list of {name, weight, params}",
+        "list of {name, weight, params}; null: no verifier, so that models, a manager or scoring.steps give all scores",
     )
     rules: dict[str, Any] = option({}, "verifiers by data source, in the same forms as scoring.rule")
     strip_thoughts: bool = option(
@@ -280,10 +280,9 @@ class ScoringConfig:
 
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:
-    """The configured kinds of scoring: rules always, and the step function, models and managers that the configuration
-    names."""
+    """The configured kinds of scoring: the rules, step function, models and managers that the configuration names."""
     named = {
-        "rules": True,
+        "rules": any(value is not None for value in (config.rule, *config.rules.values())),
         "steps": config.steps is not None,
         "outcome_model": config.outcome_model.is_configured,
         "prm": config.prm.is_configured,
@@ -294,9 +293,11 @@ def configured(config: ScoringConfig) -> tuple[str, ...]:
 
 def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
     """Return the kinds of scoring that a trajectory of `data_source` needs, in the order of KINDS. Without an entry in
-    `config.needs`, a manager replaces the rules."""
-    replaced = GROUP_KIND if config.manager.of(data_source) is None else "rules"
-    return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind != replaced]), config)
+    `config.needs`, a manager replaces the rules, and a source whose rule is null needs none."""
+    left_out = {GROUP_KIND if config.manager.of(data_source) is None else "rules"}
+    if config.rules.get(data_source, config.rule) is None:
+        left_out.add("rules")
+    return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind not in left_out]), config)
 
 
 def may_give(config: ScoringConfig, score: str) -> bool:
@@ -309,7 +310,9 @@ def may_give(config: ScoringConfig, score: str) -> bool:
         givers = {"rule": rule in _rules(config), "manager": has_manager, "shadow": config.shadow and shadowed}
     else:
         givers = {
-            **dict.fromkeys(("rules", "accuracy", "environment"), True),
+            "environment": True,
+            "rules": "rules" in configured(config),
+            "accuracy": has_manager or "rules" in configured(config),
             "manager": has_manager,
             "outcome_model": config.outcome_model.is_configured and not config.shadow,
             "process": config.step_scorer is not None and not config.shadow and shaping.prm_aggregation != "per_step",
@@ -322,7 +325,8 @@ def may_give(config: ScoringConfig, score: str) -> bool:
 
 def _rules(config: ScoringConfig) -> set[str]:
     """The names under which rules report their scores."""
-    lists = [value if isinstance(value, list) else [value] for value in (config.rule, *config.rules.values())]
+    values = [value for value in (config.rule, *config.rules.values()) if value is not None]
+    lists = [value if isinstance(value, list) else [value] for value in values]
     entries = [each if isinstance(each, Mapping) else {"name": each} for listed in lists for each in listed]
     return {str(each.get("as") or short_name(str(each.get("name")))) for each in entries}
 

@@ -21,7 +21,6 @@ from asyncrl.engine.fleet.prefixes import ComputedPrefixes
 from asyncrl.engine.fleet.server import InferenceServer, Segment, ServerFaultError
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.errors import EngineError
-from asyncrl.masking import masked_text
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import Spans
 
@@ -96,10 +95,11 @@ class TurnCompletion:
             endpoint = await self._ready(session)
             salt = self._salts.setdefault(session, endpoint.salt)
             self._counts["segments"] += 1
+            tokens = turn.tokens
             try:
-                about = {"episode": session.partition("/")[0], "server": masked_text(endpoint.server.url)}
+                about = {"episode": session.partition("/")[0], "server": endpoint.shown_url}
                 with self._spans.span("segment", **about) as values:
-                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, salt, turn.routed_from, images)
+                    segment = await endpoint.generate(tokens, turn.sampling, stop, salt, turn.routed_from, images)
                     values |= {"tokens": len(segment.tokens), "finish": segment.finish}
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1
@@ -109,9 +109,9 @@ class TurnCompletion:
             else:
                 server, settings = endpoint.server, self._settings
                 self._counts["recomputed_tokens"] += self._prefixes.again(
-                    session, server.url, len(turn.tokens), segment, server.retracts(settings.mode), not settings.salted
+                    session, server.url, len(tokens), segment, server.retracts(settings.mode), not settings.salted
                 )
-                if turn.add(self._count_routing(segment, len(turn.tokens), server)):
+                if turn.add(self._count_routing(segment, len(tokens), server)):
                     if turn.has_grammar:
                         turn.grammar_mass = mass = await measure_grammar(turn, endpoint, images)
                         self._counts["grammar_tokens"] += len(mass)

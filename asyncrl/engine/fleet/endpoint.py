@@ -44,6 +44,7 @@ from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import Update
 from asyncrl.engine.fleet.updater import ServerUpdater
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.masking import masked_text
 from asyncrl.types import NO_VERSION, Sampling
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Endpoint:
     - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
     - It records in `pauses` each time that an update stops the server.
     - With `turns` the server shares its GPUs with the learner, and has no GPU memory while `rests` returns true.
+    - `shown_url` is the server's URL with masked secrets.
     - `fault` is the reason why the server is lost, or "".
     """
 
@@ -84,6 +86,7 @@ class Endpoint:
         rests: Callable[[], bool] = lambda: False,
     ) -> None:
         self.server = server
+        self.shown_url = masked_text(server.url)
         self.state = EndpointState.LOST
         self.version = self.proved = NO_VERSION
         self.fault = ""

@@ -267,6 +267,8 @@ class Fleet:
         seconds, not counting the learner's turns on shared GPUs.
         """
         wait_s = self._settings.wait_s
+        if not self._rests() and (ready := self._assign(session)) is not None:
+            return ready
         while True:
             await self._changed.wait_for(lambda: not self._rests())
             found = await self._changed.wait_for(lambda: self._assign(session) or self._rests(), wait_s)

@@ -1,14 +1,20 @@
 """HTTP calls to one server. A call raises one error if the server fails, and another one if the server refuses the
-request."""
+request.
+
+Posts without a time limit, which sample turns, go through `plain_http` if the server is reached by plain HTTP. All
+other calls go through aiohttp."""
 
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
+from asyncrl.engine.fleet.plain_http import HttpAnswer, PlainHttp
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.errors import EngineError
 
@@ -20,6 +26,8 @@ If a server closed a connection first, a request sent at that moment would fail.
 _HEADERS = {"Content-Type": "application/json"}
 _NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _BUSY = (408, 429)
+_NEEDS_QUOTING = re.compile(r"[^!-~]|[?#]")
+_REDIRECTS = (301, 302, 303, 307, 308)
 _LARGE = 1 << 16
 """Bodies with more bytes than this are sent in pieces, so that the event loop can do other work in between."""
 
@@ -34,6 +42,7 @@ class Http:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+        self._direct, self._prefix = _direct(self._url)
         self._closed = False
 
     async def get(self, path: str, timeout_s: float) -> Any:
@@ -53,27 +62,50 @@ class Http:
         """
         if self._closed:
             raise ServerFaultError(f"the connection to {self._url} has been closed")
+        url = self._url + path
+        try:
+            status, answer = await self._answer(method, path, data, timeout_s)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ServerFaultError(f"{url}: {error or type(error).__name__}") from error
+        if status != 200:
+            refused = 400 <= status < 500 and status not in _BUSY
+            kind = ServerRefusedError if refused else ServerFaultError
+            raise kind(f"{url} answered {status}: {answer[:500].decode(errors='replace')}")
+        return answer
+
+    async def _answer(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> HttpAnswer:
+        if self._direct is not None and method == "POST" and timeout_s is None and data is not None:
+            answer = await self._direct.post(self._prefix + path, data)
+            if answer.status not in _REDIRECTS:
+                return answer
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-        url = self._url + path
         timeout = _NO_LIMIT if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         body = io.BytesIO(data) if data and len(data) > _LARGE else data
-        try:
-            async with self._session.request(method, url, data=body, headers=_HEADERS, timeout=timeout) as response:
-                answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerFaultError(f"{url}: {error or type(error).__name__}") from error
-        if response.status != 200:
-            refused = 400 <= response.status < 500 and response.status not in _BUSY
-            kind = ServerRefusedError if refused else ServerFaultError
-            raise kind(f"{url} answered {response.status}: {answer[:500].decode(errors='replace')}")
-        return answer
+        url = self._url + path
+        async with self._session.request(method, url, data=body, headers=_HEADERS, timeout=timeout) as response:
+            return HttpAnswer(response.status, await response.read())
 
     async def close(self) -> None:
         self._closed = True
+        if self._direct is not None:
+            self._direct.close()
         if self._session is not None:
             await self._session.close()
+
+
+def _direct(url: str) -> tuple[PlainHttp | None, str]:
+    """The connections to the server at `url`, and the path of its URL. None if only aiohttp can reach the server: by
+    https, with a password, or at an address that needs quoting."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        return None, ""
+    if parts.scheme != "http" or not host or "@" in parts.netloc or _NEEDS_QUOTING.search(url):
+        return None, ""
+    return PlainHttp(host, port, parts.netloc, KEEP_ALIVE_S, CONNECT_S), parts.path
 
 
 def decoded(answer: bytes) -> Any:

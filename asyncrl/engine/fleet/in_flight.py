@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 
 from asyncrl.engine.fleet.condition import Condition
 from asyncrl.engine.fleet.server import InferenceServer, ServerFaultError
@@ -28,27 +28,27 @@ class RequestsInFlight:
     def __len__(self) -> int:
         return len(self._scopes)
 
-    @asynccontextmanager
-    async def one(self, rid: str) -> AsyncIterator[None]:
-        """Count the request `rid` as in flight during the `async with` block. Cancelling the block aborts the request
-        on the server.
+    def one(self, rid: str) -> RequestInFlight:
+        """Count the request `rid` as in flight during an `async with` block. Cancelling the block aborts the request on
+        the server.
 
-        Raises TimeoutError: the block was interrupted.
+        The block raises TimeoutError: it was interrupted.
         """
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                self._scopes.add(scope)
-                yield
-        except asyncio.CancelledError:
-            abort = asyncio.create_task(self._abort(rid))
-            self._aborts.add(abort)
-            abort.add_done_callback(self._aborts.discard)
-            raise
-        finally:
-            self._scopes.discard(scope)
-            if not self._scopes:
-                self._idle.notify_all()
+        return RequestInFlight(self, rid)
+
+    def begin(self, scope: asyncio.Timeout) -> None:
+        self._scopes.add(scope)
+
+    def end(self, scope: asyncio.Timeout) -> None:
+        self._scopes.discard(scope)
+        if not self._scopes:
+            self._idle.notify_all()
+
+    def abort(self, rid: str) -> None:
+        """Begin to abort a request on the server."""
+        abort = asyncio.create_task(self._abort(rid))
+        self._aborts.add(abort)
+        abort.add_done_callback(self._aborts.discard)
 
     async def idle(self, seconds: float) -> bool:
         """Wait until no request is in flight, for at most `seconds`. False if requests are still in flight."""
@@ -77,6 +77,31 @@ class RequestsInFlight:
     async def _abort(self, rid: str) -> None:
         with suppress(EngineError):
             await self._server.abort(rid)
+
+
+class RequestInFlight:
+    """The block of a request: see `RequestsInFlight.one`. A class takes less processor time than a generator."""
+
+    __slots__ = ("_requests", "_rid", "_scope")
+
+    def __init__(self, requests: RequestsInFlight, rid: str) -> None:
+        self._requests = requests
+        self._rid = rid
+
+    async def __aenter__(self) -> None:
+        self._scope = asyncio.timeout(None)
+        await self._scope.__aenter__()
+        self._requests.begin(self._scope)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+            if isinstance(error, asyncio.CancelledError):
+                self._requests.abort(self._rid)
+        finally:
+            self._requests.end(self._scope)
 
 
 def interrupt(scope: asyncio.Timeout) -> None:

@@ -80,7 +80,7 @@ class PartialTurn:
         # If the finish is `length`, but with fewer tokens than the request's limit, the server's own limit was reached.
         # This ends the turn.
         own_limit = len(segment.tokens) < self._limit
-        is_marked = bool(np.isin(segment.tokens, self._marks).any())
+        is_marked = bool(self._marks) and bool(np.isin(segment.tokens, self._marks).any())
         if is_marked and segment.finish == "cut":
             segment = replace(segment, finish="length")
         self._segments.append(segment)

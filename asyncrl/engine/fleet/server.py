@@ -95,9 +95,9 @@ def check_segment(segment: Segment, vocabulary: int) -> None:
     if not count:
         return
     # A comparison with nan is false, so nan is refused, too.
-    if not (logprobs.min() > -np.inf and logprobs.max() <= MAX_LOGPROB):
+    if not (np.minimum.reduce(logprobs) > -np.inf and np.maximum.reduce(logprobs) <= MAX_LOGPROB):
         raise ServerFaultError("some log-probs are not finite, or above 0")
-    if (largest := segment.tokens.max()) >= vocabulary:
+    if (largest := np.maximum.reduce(segment.tokens)) >= vocabulary:
         raise ServerFaultError(f"the server sampled token {largest}; the policy has ids up to {vocabulary - 1}")
 
 

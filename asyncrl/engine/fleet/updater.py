@@ -86,7 +86,8 @@ class ServerUpdater:
 
     async def verdict(self) -> None:
         """Wait until the canary has proved the weights with which the server has just answered."""
-        await self._proved.wait_for(lambda: not self._proving)
+        if self._proving:
+            await self._proved.wait_for(lambda: not self._proving)
 
     async def _switch_paused(self, update: Update, serving: bool) -> None:
         server, clock = self._server, self._pauses.clock

@@ -5,7 +5,8 @@ dataset classes.
 
 The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. The object
 has a length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have
-`extra_info`, `tools_kwargs`, `interaction_kwargs`, `index` and `tools`. Further values, such as tensors, are not read.
+`extra_info`, `tools_kwargs`, `interaction_kwargs`, `index` and `tools`. Agent loops of verl get further values, except
+tensors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from asyncrl.config import locations
 from asyncrl.config.imports import imported
@@ -30,10 +33,14 @@ from asyncrl.data.tables import find_files
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.run_folder import has_store
 from asyncrl.machine.long_work import long_work
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.text import reason_of
 from asyncrl.types import Task, without_nulls
 
 log = logging.getLogger("asyncrl.train")
+
+_IN_TASK = ("raw_prompt", "prompt", "data_source", "reward_model", "extra_info", "tools")
+_SENDABLE = (str, int, float, Mapping, list, tuple, np.ndarray, np.generic)
 
 
 def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -> None:
@@ -43,35 +50,43 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
 
     Raises ConfigError: the class cannot be used; DataError: a row cannot be used.
     """
-    path, run_dir = run_tasks(config).made_file(sources), locations.run_dir(config.run)
+    tasks, run_dir = run_tasks(config), locations.run_dir(config.run)
+    path = tasks.made_file(sources)
     if path is None or (path.exists() and not anew):
         return
     if path.exists() and has_store(run_dir):
         log.info("%s keeps the tasks of its first start; to make them again, choose another run.name", run_dir)
         return
     if config.data.dataset is None:
-        shown, layout = run_tasks(config).demonstration(sources), run_tasks(config).layout
+        shown, layout = tasks.demonstration(sources), tasks.layout
         given = (part for source in sources for part in parts(source, required_columns(shown), OPTIONAL, layout))
         with long_work(f"reading {', '.join(sources)}", 0, "rows") as advance:
             rows = write_rows(path, given, RowReader(layout, shown), advance)
         log.info("%s has %d tasks of %s", path, rows, ", ".join(sources))
         return
     data, open_it = config.data, partial(_opened, config.data, config.model, config.actor.max_tokens, config.run.seed)
-    _make_by_class(str(data.dataset), sources, path, open_it)
+    _make_by_class(str(data.dataset), sources, path, open_it, tasks.whole_rows)
 
 
-def _make_by_class(name: str, sources: Sequence[str], path: Path, opened: Callable[[Sequence[str]], Any]) -> None:
-    """Write the rows of the class `name`. `opened` makes an object of the class for the sources."""
+def _make_by_class(
+    name: str, sources: Sequence[str], path: Path, opened: Callable[[Sequence[str]], Any], whole_rows: bool
+) -> None:
+    """Write the rows of the class `name`. `opened` makes an object of the class for the sources.
+
+    With `whole_rows`, tasks keep all values of a row except tensors.
+    """
     try:
         dataset = opened(sources)
         # A loop over the object itself may never end, because the class need not raise IndexError.
-        tasks = [_read(dataset, row) for row in range(len(dataset))]
+        tasks = [_read(dataset, row, whole_rows) for row in range(len(dataset))]
         if not tasks:
             raise DataError(f"data.dataset={name} has no rows of {', '.join(sources)}")
         write_rows(path, of_tasks(str(path), tasks), RowReader(AS_THEY_ARE))
     except (ConfigError, DataError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"data.dataset={name} failed: {reason_of(error)}") from error
     log.info("data.dataset=%s made %d tasks of %s", name, len(tasks), ", ".join(sources))
 
@@ -105,17 +120,19 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
     return cls(data_files=files, tokenizer=open_tokenizer(model), config=OmegaConf.create(given), processor=None)
 
 
-def _read(dataset: Any, row: int) -> Task:
+def _read(dataset: Any, row: int, whole_rows: bool) -> Task:
     """Return the task of a row. Raises DataError, which names the row."""
     try:
-        return _task(row, dataset[row])
+        return _task(row, dataset[row], whole_rows)
     except DataError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise DataError(f"data.dataset={type(dataset).__qualname__} failed: row {row}: {reason_of(error)}") from error
 
 
-def _task(row: int, values: Mapping[str, Any]) -> Task:
+def _task(row: int, values: Mapping[str, Any], whole_rows: bool) -> Task:
     """Return the task of a row with these `values`. Raises DataError: a required value is missing."""
     prompt = without_nulls(plain(values.get("raw_prompt", values.get("prompt"))))
     truth = plain(values.get("reward_model") or {}).get("ground_truth")
@@ -137,4 +154,12 @@ def _task(row: int, values: Mapping[str, Any]) -> Task:
         data_source=str(values["data_source"]),
         tools=json.loads(tools) if isinstance(tools, str) else tools,
         extra_info=extra,
+        columns=_further(values) if whole_rows else {},
     )
+
+
+def _further(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row that no other field of a task has, except tensors and other objects of libraries."""
+    return {
+        name: plain(value) for name, value in values.items() if name not in _IN_TASK and isinstance(value, _SENDABLE)
+    }

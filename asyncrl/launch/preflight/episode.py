@@ -218,7 +218,9 @@ class ManagerTrial:
         from asyncrl.scoring.managers import Managers
 
         if self._managers is None:
-            self._managers = Managers(self._scoring, self._policy, MANAGER_START_S, starts_later=True)
+            self._managers = Managers(
+                self._scoring, self._policy, MANAGER_START_S, starts_later=True, stacks_level=logging.DEBUG
+            )
         return self._managers
 
     def close(self) -> None:

@@ -51,8 +51,8 @@ def refused_imports(
     if not any(is_new_module(each.path) for each in named):
         return [line for each in named if not each.loads and (line := _refusal_here(each))]
     lines, ended = list[str](), set[str]()
-    settings, limits = {"timeout_s": limit_s}, Limits("the module", limit_s, "the limit", None)
-    with closing(JudgePool(PROGRAM, settings, 1, limits, starts_later=True)) as pool:
+    limits = Limits("the module", limit_s, "the limit", None, stacks_level=logging.DEBUG)
+    with closing(JudgePool(PROGRAM, {"timeout_s": limit_s}, 1, limits, starts_later=True)) as pool:
         for each in named:
             module = module_of(each.path)
             if not is_new_module(each.path):

@@ -114,7 +114,8 @@ def own_rules(scoring: ScoringConfig, task: Task) -> dict[str, str]:
     from asyncrl.scoring.rules.registry import BUILT_IN
 
     rule = scoring.rules.get(task.data_source, scoring.rule)
-    given = [{"name": each} if isinstance(each, str) else each for each in (rule if isinstance(rule, list) else [rule])]
+    entries = rule if isinstance(rule, list) else [] if rule is None else [rule]
+    given = [{"name": each} if isinstance(each, str) else each for each in entries]
     return {each.get("as") or short_name(each["name"]): each["name"] for each in given if each["name"] not in BUILT_IN}
 
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from asyncrl.config.extensions import EXTENSIONS
+from asyncrl.config.group_files import FAILURES
 from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import ActorConfig, AlgorithmConfig, DataConfig, ModelConfig, PartConfig, ScoringConfig
 from asyncrl.errors import ConfigError, DataError
@@ -26,11 +30,13 @@ def check_paths(
     scoring: ScoringConfig,
     stop: threading.Event | None = None,
 ) -> None:
-    """Raises DataError or ConfigError, with a line for each path that does not exist; StoppedError: `stop` was set."""
+    """Raises DataError or ConfigError, with a line for each path and each built-in rule that does not exist;
+    StoppedError: `stop` was set."""
     files = missing_data(data, algorithm.sft.path)
     lines = [*files.values()]
     if not is_url(model.path) and (reason := missing_folder(model.path)):
         lines.append(f"model.path={model.path}: {reason}")
+    lines += _unknown_rules(scoring)
     lines += refused_imports(named_code(data, algorithm, actor, scoring), stop)
     if lines:
         raise (DataError if len(lines) == len(files) else ConfigError)("\n".join(lines))
@@ -61,6 +67,10 @@ def _of_actor(actor: ActorConfig) -> Iterator[NamedCode]:
     for key, given in (("environment", actor.environment), ("agent", actor.agent), ("step_split", actor.step_split)):
         if given:
             yield NamedCode(f"actor.{key}={given}", given)
+    for entry in actor.verl_tools:
+        yield from _of_tool(entry)
+    if actor.has_verl_loops:
+        yield from _of_loops(actor.agent_options)
     for name, entry in actor.interactions.items():
         yield from _of_user(f"actor.interactions: {name}", name, entry)
 
@@ -78,14 +88,55 @@ def _of_user(setting: str, name: str, entry: Any) -> Iterator[NamedCode]:
         yield NamedCode(f"{setting}: class_name={inner}", inner, loads, ({name: entry},))
 
 
-def _of_scoring(scoring: ScoringConfig) -> Iterator[NamedCode]:
+def _of_tool(entry: Any) -> Iterator[NamedCode]:
+    """Yield the class or the file of a tool written for verl."""
+    given, loads = entry if isinstance(entry, Mapping) else {}, EXTENSIONS["actor.verl_tools"]
+    if isinstance(path := given.get("class_name"), str):
+        yield NamedCode(f"actor.verl_tools: class_name={path}", path, loads, ([entry],))
+    if isinstance(file := given.get("function_tool_path"), str):
+        yield NamedCode(f"actor.verl_tools: function_tool_path={file}", f"{file}:tools", loads, ([entry],))
+
+
+def _of_loops(options: Mapping[str, Any]) -> Iterator[NamedCode]:
+    """Yield the classes of agent loops written for verl."""
+    loads = "asyncrl.compat.verl.agent_loops.player.import_loop"
+    paths = [("default_agent_loop", options.get("default_agent_loop"))]
+    if file := options.get("agent_loop_config_path"):
+        try:
+            entries: Any = OmegaConf.to_container(OmegaConf.load(Path(str(file)).expanduser()))
+        except FAILURES:  # Another check says what is wrong with the file.
+            entries = []
+        listed = entries if isinstance(entries, list) else []
+        named = [each.get("_target_") for each in listed if isinstance(each, Mapping)]
+        paths += [(f"agent_loop_config_path={file}: _target_", path) for path in named]
+    for key, path in paths:
+        if isinstance(path, str):
+            yield NamedCode(f"actor.agent_options.{key}={path}", path, loads, (path,))
+
+
+def _of_rules(scoring: ScoringConfig) -> Iterator[NamedCode]:
     for key, value in (("scoring.rule", scoring.rule), *((f"scoring.rules.{k}", v) for k, v in scoring.rules.items())):
         for name in _names(value):
             yield NamedCode(f"{key}={name}", name)
+
+
+def _of_scoring(scoring: ScoringConfig) -> Iterator[NamedCode]:
+    yield from _of_rules(scoring)
     if scoring.steps is not None:
         yield NamedCode(f"scoring.steps={scoring.steps}", scoring.steps)
     yield NamedCode(f"scoring.prm.family={scoring.prm.family}", scoring.prm.family)
     yield NamedCode(f"scoring.outcome_model.family={scoring.outcome_model.family}", scoring.outcome_model.family)
+
+
+def _unknown_rules(scoring: ScoringConfig) -> Iterator[str]:
+    """A line for each name that is neither a built-in rule nor a path."""
+    from asyncrl.scoring.rules.registry import refuse_unknown
+
+    for code in _of_rules(scoring):
+        try:
+            refuse_unknown(code.path, code.setting)
+        except ConfigError as error:
+            yield str(error)
 
 
 def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[NamedCode]:

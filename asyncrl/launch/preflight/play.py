@@ -31,14 +31,14 @@ def check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool, tria
         check_users(actor, files, trains, trial)
 
 
-def check_agent(actor: ActorConfig, data: DataConfig, model: ModelConfig) -> None:
-    """Raises ConfigError: the agent of the episodes cannot be used."""
+def check_agent(actor: ActorConfig, data: DataConfig, model: ModelConfig, files: Sequence[TaskFile]) -> None:
+    """Raises ConfigError: the agent of the episodes cannot be used, or a row names an unknown agent loop."""
     from asyncrl.agents.chat_api.agent import load_agent
     from asyncrl.agents.chat_api.program import check_command
-    from asyncrl.agents.verl_loops import open_verl_loops
+    from asyncrl.agents.verl_loops import check_loops
 
     if actor.has_verl_loops:
-        open_verl_loops(actor, data, model)
+        check_loops(actor, data, model, files)
     elif actor.agent is not None:
         load_agent(actor.agent, actor.agent_options)
     if actor.agent_command:

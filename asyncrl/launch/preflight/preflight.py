@@ -91,7 +91,7 @@ def preflight(
             _probe_parts(config.algorithm, learner.group_size)
         trains = learner.epochs is not None or learner.total_steps > 0
         found.check(partial(check_play, actor, files, trains, trial))
-        found.check(partial(check_agent, actor, config.data, config.model))
+        found.check(partial(check_agent, actor, config.data, config.model, files))
         found.check(partial(_check_models, config, open_own_chat, files, found))
         if not found.any:
             managers = partial(ManagerTrial, scoring, config.model, stop)

@@ -11,14 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.schema import DataConfig, TrainConfig
-from asyncrl.errors import DataError, RefusedError, StoppedError, ToolError
+from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
-from asyncrl.machine.long_work import tracked
 
 if TYPE_CHECKING:
-    from asyncrl.chat.chat import Chat
     from asyncrl.data.reading import TaskFile
-    from asyncrl.tools.offered import Offer
 
 log = logging.getLogger("asyncrl.train")
 
@@ -61,6 +58,7 @@ def prompt_lengths(config: TrainConfig, stop: threading.Event | None, tasks: Tas
     from asyncrl.data.from_config import run_tasks
     from asyncrl.data.opening import read_lengths
     from asyncrl.tools.offered import Offer
+    from asyncrl.tools.prompts import measured
 
     path = run_tasks(config).lengths_file(tasks)
     if path.exists():
@@ -68,29 +66,13 @@ def prompt_lengths(config: TrainConfig, stop: threading.Event | None, tasks: Tas
             return read_lengths(path, len(tasks))
         except DataError as error:
             log.warning("prompts are measured again: %s", error)
-    lengths = _measured(open_chat(config), Offer(config.actor), tasks, stop)
+    lengths = measured(open_chat(config), Offer(config.actor), tasks, stop)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
     with partial.open("wb") as file:
         np.save(file, lengths, allow_pickle=False)
     sync(partial)
     partial.rename(path)
-    return lengths
-
-
-def _measured(chat: Chat, offer: Offer, tasks: TaskFile, stop: threading.Event | None) -> NDArray[np.int32]:
-    from asyncrl.chat.prompt_lengths import prompt_tokens
-
-    lengths = np.zeros(len(tasks), np.int32)
-    for row, task in enumerate(tracked(tasks, "measuring prompts", len(tasks), "tasks")):
-        if stop is not None and stop.is_set():
-            raise StoppedError("stopped while prompts were measured; nothing was started")
-        try:
-            lengths[row] = len(prompt_tokens(chat, task, offer.functions(task)))
-        except RefusedError as error:
-            raise DataError(f"{tasks.place(row)} has messages that the chat template refuses: {error}") from error
-        except ToolError as error:
-            raise DataError(f"{tasks.place(row)}: {error}") from error
     return lengths
 
 

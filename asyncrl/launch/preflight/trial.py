@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from asyncrl import wire
 from asyncrl.errors import ConfigError, ScoringError, StoppedError, WireError
-from asyncrl.scoring.judges import EndedError, JudgePool, Limits
+from asyncrl.scoring.judges import EndedError, JudgePool, Limits, SlowStartError
 from asyncrl.types import Task, Trajectory
 from asyncrl.wire import Message
 
@@ -45,7 +45,8 @@ class Pool(Protocol):
 
 def open_trial_pool(settings: Mapping[str, Any]) -> Pool:
     """The process that tries the user's code. It starts with the first request."""
-    limits = Limits("your own code", settings["timeout_s"], "the limit", None)
+    # A message with the line that ran is enough for the person who waits for the start.
+    limits = Limits("your own code", settings["timeout_s"], "the limit", None, stacks_level=logging.DEBUG)
     return JudgePool(PROGRAM, settings, 1, limits, starts_later=True, files=[settings["running"]])
 
 
@@ -123,22 +124,34 @@ class TrialProcess:
         if trajectory is not None:
             sent = wire.trajectory_message(trajectory)
             message = Message(kind, 0, {**sent.body, **body}, sent.arrays)
-        self._running.write(what)
-        try:
-            reply = answered(self._pool.submit([message], _itself), self._stop)
-        except EndedError as error:
-            running = self._running.read()
-            if error.overran:
-                warn_of_slow_code(place, self._limit_s, running, error.line)
-                return None
-            raise ConfigError(f"with {place}, {error}; {running} was called last: mend it") from error
-        if reply.kind == "slow":
-            warn_of_slow_code(place, self._limit_s, self._running.read(), reply.body["line"])
+        reply, line = self._answer(message, what, place)
+        if reply is None and not line:
+            # No line of the user's code ran, so the time may have passed in imports, which the second attempt has.
+            reply, line = self._answer(message, what, place)
+        if reply is None:
+            warn_of_slow_code(place, self._limit_s, self._running.read(), line)
             return None
         if reply.kind == "left_out":
             log.debug("no episode of %s was tried before the start: %s", place, reply.body["reason"])
             return None
         return reply
+
+    def _answer(self, message: Message, what: str, place: str) -> tuple[Message | None, str]:
+        """The answer to a request. If it took too long: None, and the line of the user's code that ran, if one did.
+
+        Raises: see `score`.
+        """
+        self._running.write(what)
+        try:
+            reply = answered(self._pool.submit([message], _itself), self._stop)
+        except SlowStartError as error:
+            log.warning("with %s, your own code is not tried before the start: %s", place, error)
+            return Message("left_out", 0, {"reason": str(error)}), ""
+        except EndedError as error:
+            if error.overran:
+                return None, error.line
+            raise ConfigError(f"with {place}, {error}; {self._running.read()} was called last: mend it") from error
+        return (None, str(reply.body["line"])) if reply.kind == "slow" else (reply, "")
 
     def close(self) -> None:
         """End the process."""
@@ -146,11 +159,14 @@ class TrialProcess:
 
 
 def warn_of_slow_code(place: str, limit_s: float, running: str, line: str) -> None:
-    """Log that the code `running` took too long, and the line at which it was."""
+    """Log that the code `running` took too long, and the line of the user's code at which it was, if one ran."""
+    where = (
+        f", was at {line} and may be slow" if line else ", but no line of your own code ran: the machine may be busy"
+    )
     log.warning(
         "with %s, the episode that tries your own code took over %g s, so it is left out of the checks; %s was called "
-        "last%s and may be slow",
-        *(place, limit_s, running, f", was at {line}" if line else ""),
+        "last%s",
+        *(place, limit_s, running, where),
     )
 
 

@@ -52,6 +52,7 @@ from asyncrl.scoring.scorer import KindUnavailableError, Scorer
 from asyncrl.scoring.step_rewards import StepFunction, StepInput
 from asyncrl.text import own_line, reason_of
 from asyncrl.tools.environments.environments import Environments
+from asyncrl.tools.interactions.registry import load_interactions
 from asyncrl.tools.offered import Offer
 from asyncrl.types import Lease, Task, Trajectory
 from asyncrl.wire import Message
@@ -262,16 +263,23 @@ def load(settings: Mapping[str, Any]) -> Answering:
         cache(partial(open_chat, config)),
         partial(open_runner, config),
     )
-    # Imports may take long, which does not count as slow code. An error is raised again by the first use.
-    with suppress(ConfigError):
-        stage.tokenizer()
-    for path in own_paths(config.actor, config.scoring):
-        with suppress(ConfigError):
-            imported(path, path)
+    _import_all(stage, config.actor, config.scoring)
     # Processes that the code starts must not inherit it.
     os.set_inheritable(settings["running"], False)
     sandbox, running = open_sandbox(config.actor.sandbox), Note(settings["running"])
     return Trying(stage, config.actor, config.scoring, sandbox, settings["limit_s"], running.write)
+
+
+def _import_all(stage: TrialStage, actor: ActorConfig, scoring: ScoringConfig) -> None:
+    """Import what requests need. Imports may take long, and that does not count as slow code."""
+    own = [partial(imported, path, path) for path in own_paths(actor, scoring)]
+    opened: list[Callable[[], object]] = [stage.tokenizer, stage.chat, *own]
+    if not actor.played_by:
+        opened += [partial(OwnCode.of, actor), partial(load_interactions, actor.interactions)]
+    for each in opened:
+        # The first request that needs it raises the error again.
+        with suppress(Exception):
+            each()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -19,6 +19,11 @@ _EPISODES = (
     counter("seconds", "s", "seconds since the start"),
     counter("idle_seconds", "s", "seconds since the start in which the engine had no request"),
     gauge("idle", "share", "share of the time since the last row in which the engine had no request"),
+    gauge(
+        "loop_busy",
+        "share",
+        "share of the time since the last row in which the actor's event loop used a core; near 1, servers wait for it",
+    ),
     gauge("episode_tokens_mean", "tokens", "mean number of tokens of an episode, prompts included, since the last row"),
     gauge("episode_tokens_max", "tokens", "most tokens of an episode, prompts included, since the last row"),
     gauge("turns_mean", "turns", "mean number of the assistant's turns in an episode, since the last row"),
@@ -81,6 +86,8 @@ _SURROUNDINGS = (
     ),
     gauge("environment_stuck", "threads", "threads with a call of an environment that took too long and still runs"),
     counter("tool_failures", "tries", "failed attempts to call a tool, since the start"),
+    gauge("tool_stuck", "threads", "threads with a call of a function tool of verl that was given up and still runs"),
+    gauge("threads_stuck", "threads", "threads with a call by `asyncio.to_thread` that was given up and still runs"),
     counter("interaction_responses", "responses", "responses of [simulated users](environments.md) since the start"),
     counter("interaction_ended", "responses", "responses of simulated users that ended the episode, since the start"),
     counter(

@@ -15,9 +15,11 @@ from asyncrl.config.imports import imported
 from asyncrl.config.option import options
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.masking import masked
 from asyncrl.plain import copied
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
+from asyncrl.text import reason_of
 
 _LOCAL = ("value_head", "qwen_prm", "skywork_prm", "math_shepherd", "rlhflow", "prime")
 PRM_FAMILIES: Mapping[str, str] = {**{name: name for name in _LOCAL}, "remote": "remote_prm"}
@@ -45,7 +47,16 @@ def check_models(prm: ScoringModelConfig, outcome_model: OutcomeModelConfig) -> 
 
 def _load(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> Any:
     family, params = _find(config, key, families)
-    return family(copied(config)) if params is None else family.load(config, params, key)
+    if params is not None:
+        return family.load(config, params, key)
+    try:
+        return family(copied(config))
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        raise ConfigError(f"{key}.family={config.family} cannot be made: {reason_of(error)}") from error
 
 
 def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> tuple[Any, Any]:

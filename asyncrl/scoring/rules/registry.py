@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from asyncrl.config.imports import imported
+from asyncrl.config.keys import did_you_mean
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import short_name
 from asyncrl.errors import ConfigError, ScoringError
@@ -128,14 +129,16 @@ def load_rules(
 
 
 def rule_names(config: ScoringConfig, data_source: str) -> str:
-    """The names of the rules of a data source, as written in the configuration."""
+    """The names of the rules of a data source, as written in the configuration; empty if it has none."""
     value = config.rules.get(data_source, config.rule)
-    return (
-        value if isinstance(value, str) else ",".join(each if isinstance(each, str) else each["name"] for each in value)
-    )
+    if value is None or isinstance(value, str):
+        return value or ""
+    return ",".join(each if isinstance(each, str) else each["name"] for each in value)
 
 
 def _read(value: Any, key: str, tokenizer: LoadTokenizer | None, sandbox: Sandbox) -> list[WeightedRule]:
+    if value is None:
+        return []
     if not isinstance(value, str | list) or not value:
         raise ConfigError(f"{key}={value!r}: give the name of a rule, or a list such as [{{name: gsm8k, weight: 1.0}}]")
     entries = [value] if isinstance(value, str) else value
@@ -174,12 +177,17 @@ def _found(name: str, setting: str, sandbox: Sandbox) -> Any:
         if hasattr(module, "prepare"):
             module.prepare(sandbox)
         return getattr(module, name)
-    if "." not in name:
+    refuse_unknown(name, setting)
+    return imported(name, setting)
+
+
+def refuse_unknown(name: str, setting: str) -> None:
+    """Raises ConfigError: `name`, as `setting` gives it, is neither a built-in rule nor a path. Nothing is imported."""
+    if name not in BUILT_IN and "." not in name:
         raise ConfigError(
             f"{setting}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
-            "my_package.rewards.score, or FILE.py:NAME"
+            f"my_package.rewards.score, or FILE.py:NAME{did_you_mean(name, BUILT_IN)}"
         )
-    return imported(name, setting)
 
 
 def _adapt(

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from asyncrl.text import message_of
-from asyncrl.tools.contained import EscapeError
+from asyncrl.tools.contained import escape_of
 
 T = TypeVar("T")
 
@@ -87,6 +86,6 @@ def _outcome(function: Callable[[], Any]) -> _Outcome:
     except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
         return _Outcome(error=error)
     except BaseException as error:  # noqa: BLE001 - the thread must answer in all cases
-        escape = EscapeError(f"it tried to end the program: {message_of(error)}")
+        escape = escape_of(error)
         escape.__cause__ = error  # Its traceback has the line of the user's code.
         return _Outcome(error=escape)

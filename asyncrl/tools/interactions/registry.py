@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.config.extensions import EXTENSIONS
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.masking import masked
 from asyncrl.plain import copied
 from asyncrl.text import reason_of
@@ -41,5 +42,7 @@ def _load(name: str, entry: Any) -> Interaction:
         return cls({**copied(dict(config)), "name": name})
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"{setting}: {path} cannot be made with its config: {reason_of(error)}") from error

@@ -78,6 +78,11 @@ def test_repeats_are_interleaved_or_not() -> None:
     assert ids(make_batch(2).repeat(2, interleave=True)) == [0, 0, 2, 2]
     assert ids(make_batch(2).repeat(2, interleave=False)) == [0, 2, 0, 2]
     assert ids(make_batch(2).sample_level_repeat([2, 1])) == [0, 0, 2]
+    without_tensors = DataProto(None, {"u": np.array(["a"], dtype=object)})
+    for batch, kind in ((make_batch(1), RuntimeError), (without_tensors, ValueError)):
+        for repeat in (lambda batch=batch: batch.repeat(-1), lambda batch=batch: batch.sample_level_repeat([-1])):
+            with pytest.raises(kind, match="a row cannot be repeated -1 times"):
+                repeat()
 
 
 def test_padding_repeats_the_first_rows_as_often_as_needed_and_goes_back() -> None:
@@ -98,6 +103,9 @@ def test_chunks_are_equal_or_refused_unless_padding_is_enabled() -> None:
     assert [ids(each) for each in make_batch(4).chunk(2)] == [[0, 2], [4, 6]]
     with pytest.raises(AssertionError, match="4 rows do not divide into 3 equal chunks"):
         make_batch(4).chunk(3)
+    for count, kind in ((0, ZeroDivisionError), (-1, ValueError)):
+        with pytest.raises(kind, match=f"cannot be divided into {count} chunks"):
+            make_batch(4).chunk(count)
     uneven = DataProto.from_dict({"ids": torch.arange(10).reshape(5, 2)}, auto_padding=True)
     assert [len(each) for each in uneven.chunk(3)] == [2, 2, 1]
 

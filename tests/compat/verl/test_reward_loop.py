@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,10 @@ def failing(kind: str) -> Callable[..., Any]:
                 raise LookupError("no such thing")
             case "exits":
                 raise SystemExit(3)
+            case "escapes":
+                raise GeneratorExit
+            case "cancels":
+                raise asyncio.CancelledError
             case "nan":
                 return float("nan")
         await asyncio.sleep(GENEROUS_S)
@@ -168,7 +173,9 @@ def failing(kind: str) -> Callable[..., Any]:
     ("kind", "reason"),
     [
         ("raises", r"run_single failed for row 1: LookupError: no such thing"),
-        ("exits", r"ended the program.*: SystemExit\(3\)"),
+        ("exits", r"failed for row 1: .*it tried to end the program: SystemExit: 3"),
+        ("escapes", r"failed for row 1: .*it raised an exception that is no Exception: GeneratorExit"),
+        ("cancels", r"failed for row 1: .*it raised CancelledError"),
         ("nan", r"the reward of row 1 is nan"),
     ],
 )
@@ -180,6 +187,21 @@ def test_a_row_that_fails_is_an_error_that_names_it_and_never_a_reward(name: str
 def test_a_call_that_takes_too_long_is_an_error_that_names_its_row() -> None:
     with pytest.raises(ScoringError, match=r"row 1: compute_score took longer than timeout=0\.2"):
         manager("rate_limited", failing("hangs"), timeout=0.2, max_concurrent=3)(batch())
+
+
+def test_functions_that_hang_do_not_use_up_the_threads_of_later_calls() -> None:
+    may_end = threading.Event()
+
+    def score(solution_str: str, **_: Any) -> float:
+        return 1.0 if solution_str != "zzz" else float(may_end.wait())
+
+    with_limit = manager("rate_limited", score, timeout=0.05, max_concurrent=3)
+    # The pool of asyncio has 32 threads at most.
+    for _ in range(33):
+        with pytest.raises(ScoringError, match="row 1: compute_score took longer than timeout"):
+            with_limit(batch())
+    assert with_limit(batch()[:1]).sum().item() == 1.0
+    may_end.set()
 
 
 def test_a_process_that_ends_is_an_error_that_names_its_row() -> None:
@@ -202,7 +224,12 @@ def test_what_is_no_result_is_refused() -> None:
             return self.result
 
     config = OmegaConf.create({"reward": {"result": {"score": 1}}})
-    with pytest.raises(ScoringError, match=r"returned \{'score': 1\} for row 0; it must have reward_score"):
+    with pytest.raises(
+        ScoringError, match=r"Wrong\.run_single \(.*, line \d+\) returned \{'score': 1\} for row 0; it must"
+    ):
+        RewardLoop(lambda: Wrong(config, None, None))(batch())
+    config.reward.result = {"reward_score": None}
+    with pytest.raises(ScoringError, match=r"returned reward_score=None .* for row 0; they must be a number"):
         RewardLoop(lambda: Wrong(config, None, None))(batch())
 
 

@@ -32,6 +32,18 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     return config
 
 
+def test_a_misspelt_rule_is_told_together_with_paths_that_do_not_exist(config: TrainConfig):
+    config.data.train, config.scoring.rule = ["trian.jsonl"], "exact_numbr"
+    config.scoring.rules = {"s": [{"name": "gsm8"}], "t": None}
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    file, rule, of_source = str(refused.value).splitlines()
+    assert "train.jsonl" in file
+    assert rule.startswith("scoring.rule=exact_numbr: use one of code, ")
+    assert rule.endswith("did you mean exact_number?")
+    assert of_source.startswith("scoring.rules.s=gsm8: ")
+
+
 def test_each_path_that_does_not_exist_has_a_line_with_the_path_that_was_meant(config: TrainConfig):
     config.scoring.rule = "paths_rewards.score"
     check(config)
@@ -63,12 +75,25 @@ def test_all_code_that_a_configuration_names_is_found(config: TrainConfig):
     scoring.manager.sources = {"t": {"name": "naive", "compute_score": "g.score"}}
     algorithm.loss.name, algorithm.correction[0].name = "h.Loss", "i.Correction"
     config.data.dataset = "j.Dataset"
+    actor.verl_tools = [{"class_name": "k.Tool"}, {"function_tool_path": "l.py"}]
     named = named_code(config.data, algorithm, actor, scoring)
     assert {each.path for each in named} == {
         *("a.Tool", "b.Maze", "c.agent", "d.User", "e.User", "f.score", "g.score", "h.Loss", "i.Correction"),
-        "j.Dataset",
+        *("j.Dataset", "k.Tool", "l.py:tools"),
     }
-    assert {each.path for each in named if each.loads} == {"d.User", "g.score"}, "they may import verl"
+    assert {each.path for each in named if each.loads} == {"d.User", "g.score", "k.Tool", "l.py:tools"}
+    Path("loops.yaml").write_text("- {name: x, _target_: m.Loop, home: '${oc.env:NOWHERE}'}\n")
+    actor.agent, actor.agent_options = "verl", {"default_agent_loop": "n.Loop", "agent_loop_config_path": "loops.yaml"}
+    loops = {each.path for each in named_code(config.data, algorithm, actor, scoring) if "import_loop" in each.loads}
+    assert loops == {"m.Loop", "n.Loop"}
+
+
+def test_a_module_of_a_tool_or_a_loop_of_verl_that_ends_its_process_does_not_end_the_start(config: TrainConfig):
+    Path("paths_ends.py").write_text("import os\nos._exit(0)\n")
+    config.actor.verl_tools, config.actor.agent = [{"class_name": "paths_ends.Tool"}], "verl"
+    config.actor.agent_options = {"default_agent_loop": "paths_ends.Loop"}
+    with pytest.raises(ConfigError, match=r"verl_tools: class_name=paths_ends\.Tool cannot be imported: .* status 0"):
+        check(config)
 
 
 @pytest.mark.slow

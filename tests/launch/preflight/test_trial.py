@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.trial import TrialProcess
 from asyncrl.types import Task
+from asyncrl.wire import Message
 from tests.helpers import GENEROUS_S, has_ended, until
 from tests.launch.preflight.in_process import InThisProcess
 from tests.launch.preflight.test_preflight import config_of
@@ -117,11 +120,12 @@ def test_code_that_blocks_is_ended_after_the_limit_and_its_line_is_named(
 def test_a_trial_has_no_file_that_a_killed_start_could_leave(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = set(tmp_path.iterdir())
+    files = tmp_path / "temporary"
+    files.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(files))
     with closing(TrialProcess(values_of(config), open_pool=InThisProcess)) as trial:
         assert trial.play("your code", task_of(config), "row 0") is not None
-        assert set(tmp_path.iterdir()) == before
+        assert not list(files.iterdir())
 
 
 @pytest.mark.slow
@@ -139,3 +143,30 @@ def test_a_stop_ends_code_that_blocks_at_once(config: TrainConfig, tmp_path: Pat
             trial.play("your code", task_of(config, fate="block", file=str(pid)), "row 0")
     stopping.join()
     assert has_ended(int(pid.read_text()))
+
+
+class Slow:
+    """A process that is too slow for its first request, at the line `line`."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+        self.requests = 0
+
+    def submit(self, messages: Sequence[Message], read: Callable[[Message], Message]) -> Future[Message]:
+        self.requests += 1
+        future: Future[Message] = Future()
+        future.set_result(Message("slow", 0, {"line": self.line}) if self.requests == 1 else Message("done"))
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("line", "requests", "warnings"), [("", 2, 0), ("mine.py, line 3", 1, 1)])
+def test_a_request_is_repeated_once_if_no_line_of_the_users_code_was_slow(
+    config: TrainConfig, caplog: pytest.LogCaptureFixture, line: str, requests: int, warnings: int
+) -> None:
+    pool = Slow(line)
+    with closing(TrialProcess(values_of(config), open_pool=lambda settings: pool)) as trial:
+        trial.create("your code", task_of(config), "row 0")
+    assert (pool.requests, len(caplog.records)) == (requests, warnings)

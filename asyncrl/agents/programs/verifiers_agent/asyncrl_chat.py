@@ -230,7 +230,8 @@ class _Conversation(HarnessSession):
     async def _within_limit(self, name: str, arguments: dict[str, Any]) -> Any:
         limit = self.harness.config.tool_timeout
         try:
-            return await asyncio.wait_for(self._calls[name](arguments), limit)
+            async with asyncio.timeout(limit):
+                return await self._calls[name](arguments)
         except TimeoutError:
             return f"error: {name} took more than {limit:g} s"
 

@@ -66,6 +66,10 @@ class ToolParser(ABC):
         return add
 
 
+_UNREAD = "unknown"
+"""The name of a malformed call whose name could not be read."""
+
+
 class _AnyFunctions(Mapping[str, Mapping[str, Any]]):
     """Functions of every name, with any arguments: a loop checks the calls itself."""
 
@@ -79,7 +83,7 @@ class _AnyFunctions(Mapping[str, Mapping[str, Any]]):
         return 0
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str)
+        return isinstance(name, str) and name != _UNREAD
 
 
 def _parser_of(format: str) -> type[ToolParser]:
@@ -93,12 +97,13 @@ def _parser_of(format: str) -> type[ToolParser]:
 
 
 def read_calls(text: str, format: str) -> tuple[str, list[FunctionCall]]:
-    """The text of a turn without its calls, and the calls that can be read. As in verl, other calls are left out."""
+    """The text of a turn without its calls, and the calls whose name can be read. As in verl, other calls are left out,
+    and arguments may be another JSON value than an object."""
     turn = parse_turn(text, _AnyFunctions(), FORMATS[format])
     calls = [
         FunctionCall(json.dumps(call.arguments, ensure_ascii=False), call.name, id or None)
         for call, id in zip(turn.calls, turn.ids, strict=True)
-        if isinstance(call, ToolCall)
+        if isinstance(call, ToolCall) or call.name != _UNREAD
     ]
     return turn.content, calls
 

@@ -12,36 +12,40 @@ from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from asyncrl.agents.chat_api.result import METRIC_NAME, AgentError, AgentResult, MetricMeans, checked
+from asyncrl.agents.chat_api.result import MAX_METRICS, METRIC_NAME, AgentError, AgentResult, MetricMeans, checked
 from asyncrl.compat.verl.agent_loops.base import DictConfigWrap, ToolListWrap
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy, read_ids
 from asyncrl.compat.verl.agent_loops.settings import loop_config
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.to_batch import task_fields
-from asyncrl.compat.yaml_files import read_yaml
+from asyncrl.compat.yaml_files import read_nodes
 from asyncrl.config.group_files import FAILURES
 from asyncrl.config.imports import imported
+from asyncrl.config.keys import did_you_mean
 from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
 from asyncrl.episode.claims import ClaimedSequence, follow
 from asyncrl.episode.episode import Episode
 from asyncrl.episode.limits import LimitError
 from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
-from asyncrl.plain import copied
-from asyncrl.text import reason_of
+from asyncrl.text import line_of_function, reason_of
 from asyncrl.tools.contained import contained
 from asyncrl.types import Task
 
 SETTING = "actor.agent_options"
 AGENT_NAME = "agent_name"
 """The column of a row, or field of its `extra_info`, that names the loop that plays it."""
-_OF_VERL = ("sampling_params", AGENT_NAME)
+_OF_VERL = ("self", "sampling_params", AGENT_NAME)
+MOST_NUMBERS = MAX_METRICS - 2
+"""The numbers of an output that become metrics. Two more count what is left out of the output."""
 _VERSIONS = ("global_steps", "min_global_steps", "max_global_steps")
 
 
@@ -56,7 +60,8 @@ def open_loops(
     """The player of a run. These arguments are the options `actor.agent_options`:
 
     - `default_agent_loop`: the registered name of a loop, or the dotted path of its class
-    - `agent_loop_config_path`: a YAML file with a list of loops, each with `name`, `_target_` and further arguments
+    - `agent_loop_config_path`: a YAML file with a list of loops, each with `name`, `_target_` and further arguments.
+      Hydra makes the arguments, as in verl
     - `config`: keys of verl's configuration for the loops, such as those of `actor_rollout_ref.rollout.multi_turn`
 
     Raises ConfigError: the default loop does not exist, the file or `config` is malformed, or the tokenizer cannot be
@@ -79,7 +84,7 @@ class VerlAgentLoops:
     `given` has further loops by name: their arguments, with the dotted path of the class as `_target_`. The loops read
     `config`, and get `tokenizer` and the `model_type` of the model's configuration.
 
-    Raises ConfigError: the default loop or a tool does not exist.
+    Raises ConfigError: a loop or a tool does not exist, or a loop's `run` is not async.
     """
 
     def __init__(
@@ -98,7 +103,17 @@ class VerlAgentLoops:
         self._model_type = model_type
         self._tools = _load_tools(config.actor_rollout_ref.rollout.multi_turn)
         self._metrics = MetricMeans()
-        self._class_of(self._entry(default))
+        for name in dict.fromkeys([default, *given]):
+            self._check_class(self._entry(name))
+
+    def refusal_of(self, name: str) -> str:
+        """The reason for which a row cannot be played by the loop `name`. Empty if it can."""
+        # A row may only name a registered loop, since a dotted path would import any module.
+        if name in (self._default, *self._given) or name in self._registry:
+            return ""
+        known = sorted({*self._given, *self._registry})
+        hint = did_you_mean(name, known) or f"; there are: {', '.join(known)}"
+        return f"the row's {AGENT_NAME} {name!r:.100} is not registered{hint}"
 
     def counters(self) -> Mapping[str, float]:
         """The means of the loops' metrics since the last call."""
@@ -112,7 +127,7 @@ class VerlAgentLoops:
         room for another turn, the trajectory is truncated.
         """
         policy, task = EpisodePolicy(episode), episode.ticket.task.copy()
-        name = str(task.extra_info.get(AGENT_NAME) or self._default)
+        name = str(task.columns.get(AGENT_NAME) or task.extra_info.get(AGENT_NAME) or self._default)
         try:
             with episode.timed("agent"):
                 output = await contained(lambda: self._play(name, policy, episode, task))
@@ -139,32 +154,43 @@ class VerlAgentLoops:
             **{"temperature": episode.ticket.temperature, "top_p": 1.0, "top_k": -1},
             **{"repetition_penalty": 1.0, "logprobs": True},
         }
-        return await loop.run(params, **_row(task, episode.ticket.group_id))
+        # A field of this name would be a second value of the parameter `sampling_params`.
+        taken = {*list(inspect.signature(type(loop).run).parameters)[:2], *_OF_VERL}
+        row = _row(task, episode.ticket.group_id)
+        return await loop.run(params, **{field: value for field, value in row.items() if field not in taken})
 
     def _make(self, name: str, policy: EpisodePolicy) -> Any:
         """Make the loop of one episode. It gets verl's arguments, except those that its class does not take."""
-        # A row may only name a registered loop, since a dotted path would import any module.
-        known = name == self._default or name in self._given or name in self._registry
-        if not known:
-            names = ", ".join(sorted({*self._given, *self._registry}))
-            raise AgentError(f"the row's {AGENT_NAME} {name!r:.100} is not registered; there are: {names}")
+        if refusal := self.refusal_of(name):
+            raise AgentError(refusal)
         entry = self._entry(name)
-        cls = self._class_of(entry)
-        given = {
+        cls, arguments = self._class_of(entry), _arguments(entry)
+        offered = {
             **{"trainer_config": DictConfigWrap(self._config), "server_manager": policy},
             **{"tokenizer": self._tokenizer, "processor": None, "dataset_cls": None, "hf_model_type": self._model_type},
             **{"data_config": DictConfigWrap(self._config.data), "dataset_config": self._config.data},
-            **{"tools": ToolListWrap(self._tools)},
-            **{key: value for key, value in entry.items() if key != "_target_"},
+            **{"tools": ToolListWrap(self._tools), "name": arguments.pop("name", None)},
         }
         parameters = inspect.signature(cls).parameters
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-        return cls(**{key: value for key, value in given.items() if takes_all or key in parameters})
+        taken = {key: value for key, value in offered.items() if takes_all or key in parameters}
+        return cls(**{**taken, **arguments})
 
-    def _entry(self, name: str) -> Mapping[str, Any]:
+    def _entry(self, name: str) -> DictConfig:
         """The arguments of a loop, with its dotted path as `_target_`."""
         found = self._given.get(name) or self._registry.get(name) or {"_target_": name}
-        return copied(dict(found))
+        return found if isinstance(found, DictConfig) else OmegaConf.create(dict(found), flags={"allow_objects": True})
+
+    def _check_class(self, entry: DictConfig) -> None:
+        """Raises ConfigError: the class does not exist, or its `run` is not async."""
+        run = getattr(self._class_of(entry), "run", None)
+        # The function of a decorator has another name, or names the function that it wraps.
+        is_own = inspect.isfunction(run) and run.__name__ == "run" and not hasattr(run, "__wrapped__")
+        if is_own and not inspect.iscoroutinefunction(run):
+            raise ConfigError(
+                f"{SETTING}: the agent loop {entry['_target_']} has a plain `def run` ({line_of_function(run)}): write "
+                "`async def run(self, sampling_params, **kwargs)`"
+            )
 
     def _class_of(self, entry: Mapping[str, Any]) -> Any:
         path = str(entry["_target_"])
@@ -176,7 +202,7 @@ class VerlAgentLoops:
     def _conclude(self, episode: Episode, output: Any) -> AgentResult:
         """Compare a loop's output with the record, and return the output's rewards and metrics. Raises RefusedError:
         output and record do not agree. Raises AgentError: the output is malformed."""
-        follow(episode.recorder, _claim(output))
+        unreturned = follow(episode.recorder, _claim(output))
         rewards, turns = {}, [float(score) for score in output.extra_fields.get("turn_scores") or ()]
         tools = [float(each) for each in output.extra_fields.get("tool_rewards") or () if each is not None]
         if output.reward_score is not None:
@@ -188,10 +214,13 @@ class VerlAgentLoops:
             for name, value in {**output.extra_fields, "num_turns": output.num_turns}.items()
             if isinstance(value, Real) and name not in _VERSIONS and METRIC_NAME.fullmatch(name)
         }
+        kept = _shown_numbers(numbers)
+        if unreturned:
+            kept["unreturned_turns"] = float(unreturned)
         each_turn = len(turns) == len(episode.recorder.completions)
         if turns and not each_turn and output.reward_score is None:
             rewards["turn_scores"] = sum(turns)
-        result = checked(AgentResult(rewards, numbers, turns if each_turn else ()))
+        result = checked(AgentResult(rewards, kept, turns if each_turn else ()))
         if result.turns:
             episode.recorder.score_all(result.turns)
         tool_s = float(getattr(output.metrics, "tool_calls", 0.0))
@@ -204,14 +233,34 @@ class VerlAgentLoops:
 
 def _row(task: Task, group_id: str) -> dict[str, Any]:
     """The fields of a row, as verl's data set gives them to a loop."""
-    extra = dict(task.extra_info)
-    fields = {
-        **{name: value for name, value in extra.items() if name not in _OF_VERL and name.isidentifier()},
-        **task_fields(task),
+    extra, columns = dict(task.extra_info), dict(task.columns)
+    given = task_fields(task)
+    return {
+        **{name: value for name, value in extra.items() if name.isidentifier()},
+        **columns,
+        **given,
+        "reward_model": columns.get("reward_model", given["reward_model"]),
         **{"index": extra.get("index", 0), "uid": group_id},
         "interaction_kwargs": extra.get("interaction_kwargs") or {},
     }
-    return fields
+
+
+def _arguments(entry: DictConfig) -> dict[str, Any]:
+    """The arguments of a loop's class. Hydra makes those that have a `_target_` of their own."""
+    if entry.keys() <= {"_target_", "name"}:
+        return {"name": entry["name"]} if "name" in entry else {}
+    made: dict[str, Any] = instantiate(entry, _target_="builtins.dict")
+    return made
+
+
+def _shown_numbers(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of an output that can be metrics: finite ones, and not too many. `numbers_left_out` counts others."""
+    finite = [name for name, value in numbers.items() if math.isfinite(value)]
+    if len(finite) == len(numbers) <= MOST_NUMBERS:
+        return dict(numbers)
+    # `num_turns` comes last, and stays.
+    kept = finite if len(finite) <= MOST_NUMBERS else [*finite[: MOST_NUMBERS - 1], finite[-1]]
+    return {**{name: numbers[name] for name in kept}, "numbers_left_out": float(len(numbers) - len(kept))}
 
 
 def _claim(output: Any) -> ClaimedSequence:
@@ -240,15 +289,22 @@ def read_loops(path: str) -> dict[str, Mapping[str, Any]]:
     """The loops of a YAML file, by name. Raises ConfigError: the file cannot be read, or has another form."""
     setting = f"{SETTING}.agent_loop_config_path={path}"
     try:
-        entries = read_yaml(Path(path).expanduser())
+        entries = read_nodes(Path(path).expanduser())
+        OmegaConf.to_container(entries, resolve=True)
     except FAILURES as error:
         raise ConfigError(f"{setting} cannot be read: {reason_of(error)}") from error
     found: dict[str, Mapping[str, Any]] = {}
-    for entry in entries if isinstance(entries, list) and entries else [None]:
-        if not isinstance(entry, dict) or not {"name", "_target_"} <= entry.keys():
+    for entry in entries if isinstance(entries, ListConfig) and entries else [None]:
+        if not isinstance(entry, DictConfig) or not {"name", "_target_"} <= entry.keys():
             raise ConfigError(f"{setting}: it must be a list of loops, each with `name` and `_target_`")
-        found[str(entry["name"])] = entry
+        found[str(entry["name"])] = cast(Mapping[str, Any], entry)
     return found
+
+
+def import_loop(path: str) -> None:
+    """Import a class of loops by its dotted path. Raises ConfigError: it cannot be imported."""
+    provide_verl()
+    imported(path, f"{SETTING}: {path}", "the dotted path of a class")
 
 
 def _load_tools(multi_turn: DictConfig) -> list[Any]:
@@ -261,6 +317,8 @@ def _load_tools(multi_turn: DictConfig) -> list[Any]:
     try:
         tools: list[Any] = load(**paths)
     # The files name the user's own classes and functions, which may raise any exception.
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"{setting}: the tools cannot be made: {reason_of(error)}") from error
     return tools

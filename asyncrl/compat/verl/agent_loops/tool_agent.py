@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,8 +16,15 @@ from asyncrl.compat.verl.agent_loops.helpers import simple_timer
 from asyncrl.compat.verl.agent_loops.outputs import AgentLoopOutput
 from asyncrl.compat.verl.agent_loops.parsers import FunctionCall, ToolParser
 from asyncrl.compat.verl.interactions import interactions_of
-from asyncrl.errors import RefusedError
+from asyncrl.errors import AsyncrlError, RefusedError
+from asyncrl.text import message_of, reason_of
+from asyncrl.tools.base import ToolRefusal
 from asyncrl.tools.toolbox import SELECTION
+
+log = logging.getLogger(__name__)
+
+MOST_VALUES = 3
+_OF_FILES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 @dataclass
@@ -222,22 +230,31 @@ class ToolAgentLoop(AgentLoopBase):
     ) -> tuple[Any, float | None, dict[str, Any]]:
         """The response of a tool, its reward and further data.
 
-        If there is no tool of that name, the policy reads an error. If a tool raises an exception, the episode fails.
+        If there is no tool of that name, or the tool raises an exception, the policy reads an error. The episode fails
+        if the tool cannot be created, or if the error is one of the environment (`_is_of_environment`).
         """
         tools = self.tools if agent_data._active_tools is None else agent_data._active_tools
         tool = tools.get(tool_call.name)
         if tool is None:
             known = ", ".join(tools)
             return ToolText(f"Error: there is no tool {tool_call.name!r:.80}; there are: {known}"), None, {}
-        arguments = json.loads(tool_call.arguments)
+        try:
+            arguments = json.loads(tool_call.arguments)
+        except (ValueError, TypeError) as error:
+            return ToolText(f"Error: the arguments of {tool_call.name!r:.80} are no JSON: {error}"), None, {}
         if not hasattr(tool, "create"):
-            return _as_result(await tool.call(arguments))
+            if not isinstance(arguments, dict):
+                problem = f"are {arguments!r:.80}, not a JSON object"
+                return ToolText(f"Error: the arguments of {tool_call.name!r:.80} {problem}"), None, {}
+            returned = await _answered(tool, tool.call(arguments), agent_data)
+            return _as_result(returned)
         kwargs = tools_kwargs.get(tool_call.name) or {}
         id, _ = await tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
         try:
-            response, reward, further = await tool.execute(id, arguments, agent_data=agent_data)
+            returned = await _answered(tool, tool.execute(id, arguments, agent_data=agent_data), agent_data)
         finally:
             await tool.release(id)
+        response, reward, further = returned
         return response, reward, further
 
     def _schemas(self, agent_data: AgentData) -> list[dict[str, Any]]:
@@ -282,10 +299,19 @@ def _schema(tool: Any) -> dict[str, Any]:
 def _assistant(text: str, calls: list[FunctionCall]) -> dict[str, Any]:
     """A turn of the policy as a message."""
     made = [
-        {"type": "function", "function": {"name": each.name, "arguments": json.loads(each.arguments)}, **_call_id(each)}
+        {"type": "function", "function": {"name": each.name, "arguments": _read(each.arguments)}, **_call_id(each)}
         for each in calls
     ]
     return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
+
+
+def _read(arguments: str) -> Any:
+    """The arguments of a call. If they are no JSON object, they are JSON text."""
+    try:
+        read = json.loads(arguments)
+    except (ValueError, TypeError):
+        return json.dumps(str(arguments))
+    return read if isinstance(read, dict) else arguments
 
 
 def _call_id(call: FunctionCall) -> dict[str, str]:
@@ -296,9 +322,40 @@ def _id_of(call: FunctionCall) -> dict[str, str]:
     return {} if call.tool_call_id is None else {"tool_call_id": call.tool_call_id}
 
 
+async def _answered(tool: Any, call: Awaitable[Any], agent_data: AgentData) -> Any:
+    """The values that the tool returns, or an error that the policy reads.
+
+    Raises what the tool raises, if that is an error of the environment.
+    """
+    try:
+        return await call
+    except Exception as error:
+        if _is_of_environment(error):
+            raise
+        log.warning("the policy reads that the tool %s raised %s", tool.name, reason_of(error))
+        counts = agent_data.extra_fields
+        counts["tool_errors"] = counts.get("tool_errors", 0) + 1
+        return ToolText(f"Error: the tool {tool.name!r} raised {message_of(error)}"), None, {}
+
+
+def _is_of_environment(error: BaseException | None) -> bool:
+    """True for a connection, a timeout, a disk or an engine that failed, and for errors with such a cause. A file that
+    does not exist or must not be read may be the policy's mistake."""
+    if error is None:
+        return False
+    of_system = (OSError, MemoryError, AsyncrlError)
+    if isinstance(error, of_system) and not isinstance(error, (*_OF_FILES, ToolRefusal)):
+        return True
+    return _is_of_environment(error.__cause__ or (None if error.__suppress_context__ else error.__context__))
+
+
 def _as_result(returned: Any) -> tuple[Any, float | None, dict[str, Any]]:
-    """The result of a function tool: a response alone, or with a reward and further data."""
-    response, reward, further = (*returned, None, None)[:3] if isinstance(returned, tuple) else (returned, None, None)
+    """The result of a function tool: a response alone, or with a reward and further data. Raises TypeError: it returned
+    another number of values."""
+    values = returned if isinstance(returned, tuple) else (returned,)
+    if not 1 <= len(values) <= MOST_VALUES:
+        raise TypeError(f"a function tool returned {len(values)} values; return the response, with a reward and data")
+    response, reward, further = (*values, None, None)[:MOST_VALUES]
     if not hasattr(response, "text"):
         response = ToolText(json.dumps(response, ensure_ascii=False) if isinstance(response, dict) else str(response))
     return response, reward, further or {}

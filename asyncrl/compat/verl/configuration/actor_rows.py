@@ -13,6 +13,7 @@ from asyncrl.compat.verl.configuration.source import VerlConfig
 ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 OPTIM = f"{ACTOR}.optim"
+CPU_OFFLOAD = f"{OPTIM}.override_optimizer_config.optimizer_cpu_offload"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 FSDP = f"{ACTOR}.fsdp_config"
 ENGINES = ("fsdp_config", "megatron", "torchtitan", "veomni")
@@ -119,7 +120,8 @@ def _clip(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _on_host(source: VerlConfig) -> Iterator[Setting | str]:
-    yield "learner.optimizer_on_host", any(source[f"{ACTOR}.{each}.optimizer_offload"] for each in ENGINES)
+    keys = (CPU_OFFLOAD, *(f"{ACTOR}.{each}.optimizer_offload" for each in ENGINES))
+    yield "learner.optimizer_on_host", any(source[key] for key in keys)
     yield "learner.reference_on_host", any(source[f"{REF}.{each}.param_offload"] for each in ENGINES)
 
 
@@ -216,7 +218,7 @@ ROWS = (
     used(f"{OPTIM}.name", "`learner.optimizer`", None, "As `optimizer`, for TorchTitan."),
     none(
         OPTIM,
-        "optimizer_impl num_cycles zero_indexed_step override_optimizer_config eps lr_warmup_init lr_start "
+        "optimizer_impl num_cycles zero_indexed_step override_optimizer_config.* eps lr_warmup_init lr_start "
         "lr_decay_steps lr_decay_ratio weight_decay_incr_style lr_wsd_decay_style lr_wsd_decay_steps "
         "use_checkpoint_opt_param_scheduler use_precision_aware_optimizer main_grads_dtype exp_avg_dtype "
         "exp_avg_sq_dtype use_layer_wise_distributed_optimizer muon_momentum muon_nesterov muon_split_qkv "
@@ -249,6 +251,7 @@ ROWS = (
         used(f"{ACTOR}.{each}.optimizer_offload", "`learner.optimizer_on_host`", False, "As with FSDP.")
         for each in ENGINES[1:]
     ),
+    used(CPU_OFFLOAD, "`learner.optimizer_on_host`", False, "As `optimizer_offload`, for Megatron."),
     *(used(f"{REF}.{each}.param_offload", "`learner.reference_on_host`", False, "The same value.") for each in ENGINES),
     made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False becomes 0.", _reshard),
     same(f"{FSDP}.full_determinism", "learner.deterministic", False),

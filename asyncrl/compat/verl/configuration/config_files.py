@@ -1,7 +1,7 @@
 """Reads a configuration file of verl, with the files that its list `defaults` names.
 
 Hydra finds such a file by `--config-name` and `--config-path`, and the files in `defaults` in the same folder. Files
-that verl ships are not read, because the rows of `table.py` have their values.
+that verl ships are not read, because the rows of `table.py` and `recipes.py` have their values.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from asyncrl.compat.verl.configuration.recipes import RECIPES, recipe_named
 from asyncrl.compat.verl.configuration.sections import Section, set_key
 from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.errors import ConfigError
@@ -36,10 +37,20 @@ def find_config(name: str, folders: Sequence[Path]) -> Path | None:
     return next((file for folder in folders for each in names if (file := folder / each).is_file()), None)
 
 
+def config_names(folders: Sequence[Path]) -> list[str]:
+    """The names, without their endings, of the configuration files in `folders`."""
+    found = (each for folder in folders if folder.is_dir() for each in folder.iterdir())
+    return sorted({each.stem for each in found if each.suffix in ENDINGS})
+
+
 def is_of_verl(name: str) -> bool:
     """True if verl ships a configuration of this name."""
     stem = PurePath(name).name.removesuffix(".yaml")
-    return stem in OF_VERL or stem.partition("_")[2] in ("actor", "ref", "critic")
+    return (
+        stem in OF_VERL
+        or stem.partition("_")[2] in ("actor", "ref", "critic")
+        or (stem.startswith(tuple(RECIPES)) and stem.endswith("_trainer"))
+    )
 
 
 def read_config(file: Path) -> tuple[Section, list[str]]:
@@ -83,7 +94,9 @@ class _Reader:
                 found = find_config(f"{group}/{name}" if group else str(name), self._folders)
                 if found is not None:
                     yield _section(package or group.replace("/", ".")), self.read(found)
-                elif name is not None and not is_of_verl(str(name)) and "optional " not in str(key):
+                elif is_of_verl(str(name)):
+                    yield "", recipe_named(str(name))
+                elif name is not None and "optional " not in str(key):
                     self.missing.append(
                         f"Not read: {file} includes {f'{group}/' * bool(group)}{name}, which is not there"
                     )

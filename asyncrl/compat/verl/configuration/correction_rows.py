@@ -8,15 +8,17 @@ from typing import Any
 
 from asyncrl.compat.rows import Setting, alias, made, none, part, used
 from asyncrl.compat.verl.configuration.actor_rows import POLICY_LOSS
+from asyncrl.compat.verl.configuration.data_rows import FILTER
 from asyncrl.compat.verl.configuration.source import VerlConfig
+from asyncrl.compat.verl.process_keys import KEYS
 
 CORRECTION = "algorithm.rollout_correction"
 BY_SEQUENCE = ("gspo", "geo_mean")
 """Losses with one ratio per sequence."""
 OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
 """Maps each value of `rollout_rs` in verl 0.6 to the value of our parameter `over`."""
-FILTER = "algorithm.filter_groups"
 MANAGER = "reward.reward_manager"
+REWARD_MODEL = "reward.reward_model"
 OF_GROUPS = ("batch", "gdpo", "rate_limited")
 """verl's managers that no rule of asyncrl replaces. They judge whole groups."""
 OF_FUNCTION = ("acc", "score")
@@ -117,9 +119,18 @@ def _groups(source: VerlConfig) -> Iterator[Setting | str]:
         )
 
 
+def judged_by_model(source: VerlConfig) -> bool:
+    """True if the reward model alone judges the episodes: verl calls neither a function nor a manager then."""
+    return bool(
+        source[f"{REWARD_MODEL}.enable"]
+        and not source["reward.custom_reward_function.path"]
+        and source[f"{MANAGER}.name"] not in KEYS
+    )
+
+
 def judged_by_manager(source: VerlConfig) -> bool:
     """True if a reward manager judges the episodes, instead of a rule."""
-    return has_own_manager(source) or source[f"{MANAGER}.name"] in OF_GROUPS
+    return not judged_by_model(source) and (has_own_manager(source) or source[f"{MANAGER}.name"] in OF_GROUPS)
 
 
 def has_own_manager(source: VerlConfig) -> bool:

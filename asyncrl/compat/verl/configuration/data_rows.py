@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.compat.rows import Row, Setting, at_home, dotted, made, none, same, used
+from asyncrl.compat.verl.configuration.async_rows import BATCH, PROMPTS, is_fully_async, prompts_of_step
 from asyncrl.compat.verl.configuration.named_files import wrong_object
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 TRAIN = "data.train_files"
 EVAL = "data.val_files"
-BATCH = "data.train_batch_size"
 GENERATED = "data.gen_batch_size"
 PROMPT = "data.max_prompt_length"
+TEMPLATE = "data.apply_chat_template_kwargs"
 RESPONSE = "data.max_response_length"
-PROMPTS = "actor_rollout_ref.actor.ppo_mini_batch_size"
+FILTER = "algorithm.filter_groups"
 MEMBERS = "actor_rollout_ref.rollout.n"
 
 
@@ -32,14 +33,21 @@ def _files(key: str, here: str) -> Row:
 
 
 def _batch(source: VerlConfig) -> Iterator[Setting | str]:
-    members, prompts, updated = source[MEMBERS], source[BATCH], source[PROMPTS]
+    members, prompts, updated = source[MEMBERS], prompts_of_step(source), source[PROMPTS]
+    if min(members, updated) < 1:
+        raise ValueError(f"{MEMBERS}={members} and {PROMPTS}={updated} must be 1 or more")
     batch = prompts * members
     yield "learner.batch_size", batch
     yield "learner.group_size", members
     wanted = max(1, -(-prompts // updated))
     updates = next(each for each in range(wanted, 0, -1) if batch % each == 0)
     yield "learner.minibatches", updates
-    if prompts % updated or updates != wanted:
+    if is_fully_async(source):
+        yield (
+            f"{BATCH}={source[BATCH]}: not used with async_training; a step trains ppo_mini_batch_size * "
+            f"require_batches = {prompts} prompts, as in verl"
+        )
+    elif prompts % updated or updates != wanted:
         yield (
             f"{PROMPTS}={updated} does not divide {BATCH}={prompts}: each step has {updates} updates of "
             f"{batch // updates} trajectories"
@@ -47,8 +55,17 @@ def _batch(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _oversample(source: VerlConfig) -> Iterator[Setting | str]:
-    if source[GENERATED] and source[GENERATED] > source[BATCH]:
-        yield "replay.oversample", source[GENERATED] / source[BATCH]
+    generated = source[GENERATED]
+    if not generated or is_fully_async(source):
+        return
+    prompts = prompts_of_step(source)
+    if source[f"{FILTER}.enable"] and generated > prompts:
+        yield "replay.oversample", generated / prompts
+    elif not source[f"{FILTER}.enable"]:
+        yield (
+            f"{GENERATED}={generated}: left out, so a step trains {BATCH}={prompts} prompts. Without filter_groups, a "
+            f"step of earlier releases of verl trains {generated}; for that, set learner.batch_size"
+        )
 
 
 def _lengths(source: VerlConfig) -> Iterator[Setting | str]:
@@ -80,6 +97,10 @@ def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
         yield from wrong_object("data.custom_cls.path", path, "data.custom_cls.name", name)
 
 
+def _template(source: VerlConfig) -> Iterator[Setting | str]:
+    yield "actor.template_kwargs", source.below(TEMPLATE)
+
+
 ROWS = (
     _files(TRAIN, "data.train"),
     _files(EVAL, "data.eval"),
@@ -91,7 +112,14 @@ ROWS = (
         "`rollout.n`. A step has `train_batch_size / ppo_mini_batch_size` minibatches.",
         _batch,
     ),
-    made(GENERATED, "`replay.oversample`", None, "`gen_batch_size / train_batch_size`, if it is above 1.", _oversample),
+    made(
+        GENERATED,
+        "`replay.oversample`",
+        None,
+        "With `filter_groups`: `gen_batch_size / train_batch_size`, if it is above 1. Else it is left out, because a "
+        "step trains `train_batch_size` prompts.",
+        _oversample,
+    ),
     used(
         PROMPT,
         "`data.max_prompt_length`, `actor.max_tokens`",
@@ -133,7 +161,12 @@ ROWS = (
         False,
         "True if this or `model.trust_remote_code` is true.",
     ),
-    same("data.apply_chat_template_kwargs", "actor.template_kwargs", {}),
+    Row(
+        (f"{TEMPLATE}.*",),
+        "`actor.template_kwargs`",
+        "The same values.",
+        _template,
+    ),
     none(
         "data",
         "train_max_samples val_max_samples",
@@ -149,7 +182,7 @@ ROWS = (
     ),
     none(
         "data",
-        "video_key audio_key image_patch_size mm_processor_kwargs",
+        "video_key audio_key image_patch_size mm_processor_kwargs.*",
         "The model's own processor reads images. Videos and sounds are not supported (docs/models.md).",
     ),
     none("data.sampler", "class_path class_name", "Use `data.weights` or `data.band`."),

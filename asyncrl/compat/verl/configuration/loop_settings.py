@@ -16,7 +16,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
 AGENT = f"{ROLLOUT}.agent"
 LOOP = f"{AGENT}.default_agent_loop"
-OWN_LOOPS = ("single_turn_agent", "tool_agent")
+TOOL_LOOP = "tool_agent"
+OWN_LOOPS = ("single_turn_agent", TOOL_LOOP)
 """verl's agent loops that need no agent here: asyncrl itself plays their episodes."""
 OF_LOOPS = (
     "format",

@@ -66,8 +66,12 @@ def _loss(source: VerlConfig) -> Iterator[Setting | str]:
         case _ if mode in RATIOS:
             yield "algorithm.loss", part(RATIOS[mode], clip_low=low, clip_high=high)
         case _:
-            yield "algorithm.loss", part("ppo", clip_low=low, clip_high=high, dual_clip=dual)
-            yield f"{POLICY_LOSS}.loss_mode={mode}: asyncrl lacks this loss and uses ppo (docs/algorithms.md lists all)"
+            # A run refuses this name. A default in its place would train with another algorithm.
+            yield "algorithm.loss", part(str(mode))
+            yield (
+                f"{POLICY_LOSS}.loss_mode={mode}: asyncrl has no loss of this name (docs/algorithms.md lists all; one "
+                "of your own is named by its path, as module.Class)"
+            )
 
 
 def aggregated(source: VerlConfig) -> dict[str, Any]:
@@ -101,12 +105,15 @@ def _kl(source: VerlConfig) -> Iterator[Setting | str]:
         yield "algorithm.kl", part("none")
         return
     if str(form).removesuffix("+") not in KL_FORMS:
-        yield f"the KL {form} has no counterpart: k3 is used"
+        key = f"{ACTOR}.kl_loss_type" if in_loss else "algorithm.kl_penalty"
+        yield f"{key}={form}: asyncrl has no KL of this form; use one of {', '.join(dict.fromkeys(KL_FORMS.values()))}"
 
 
 def _form(given: Any) -> str:
+    """Our name of a form of the KL. A form that asyncrl lacks keeps its name, so that a run refuses it."""
     text = str(given)
-    return KL_FORMS.get(text.removesuffix("+"), "k3") + ("+" if text.endswith("+") else "")
+    form = text.removesuffix("+")
+    return KL_FORMS.get(form, form) + ("+" if text.endswith("+") else "")
 
 
 ROWS = (
@@ -114,8 +121,8 @@ ROWS = (
         f"{POLICY_LOSS}.loss_mode",
         "`algorithm.loss`",
         "vanilla",
-        "`vanilla` becomes `ppo`, `geo_mean` becomes `gmpo`; other losses have the same name. A loss that asyncrl "
-        "lacks becomes `ppo`, and the report names it.",
+        "`vanilla` becomes `ppo`, `geo_mean` becomes `gmpo`; other losses have the same name. The name of a loss that "
+        "asyncrl lacks is kept, so that a run refuses it.",
         _loss,
     ),
     used(
@@ -162,7 +169,7 @@ ROWS = (
         "`algorithm.kl`",
         "low_var_kl",
         "The form of the KL in the loss: `kl` becomes `k1`, `mse` becomes `k2`, `low_var_kl` becomes `k3`. A form that "
-        "asyncrl lacks, such as `full`, becomes `k3`, and the report names it.",
+        "asyncrl lacks, such as `full`, is kept, so that a run refuses it.",
     ),
     used(
         "algorithm.use_kl_in_reward",

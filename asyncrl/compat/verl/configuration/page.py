@@ -40,7 +40,7 @@ def _without_counterpart() -> Iterator[str]:
 
 def _older_names() -> Iterator[str]:
     yield "### Older names"
-    yield "A configuration may use the names of older releases of verl."
+    yield "A configuration may use the names of older releases of verl, or of its asynchronous recipes."
     yield ""
     yield from ("| newer name | older names |", "| --- | --- |")
     for new in dict.fromkeys(row.alias_of for row in TABLE if row.alias_of):

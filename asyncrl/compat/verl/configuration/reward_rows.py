@@ -12,13 +12,13 @@ from typing import Any
 from asyncrl.compat.rows import Row, Setting, alias, at_home, dotted, in_file, made, none, part, used
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
 from asyncrl.compat.verl.configuration.correction_rows import (
-    FILTER,
     OF_FUNCTION,
     OF_GROUPS,
     has_own_manager,
     judged_by_manager,
+    judged_by_model,
 )
-from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
+from asyncrl.compat.verl.configuration.data_rows import FILTER, PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.named_files import wrong_object
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults
@@ -43,6 +43,8 @@ TOKENIZERS = ("tokenizer", "input_tokenizer")
 
 def _manager(source: VerlConfig) -> Iterator[Setting | str]:
     name = source[MANAGER]
+    if judged_by_model(source):
+        return
     if has_own_manager(source):
         yield "scoring.manager.name", in_file(source[MODULE], name)
         yield from wrong_object(MODULE, source[MODULE], MANAGER, name)
@@ -161,6 +163,8 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
 def _function(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source[f"{FUNCTION}.path"], source[f"{FUNCTION}.name"]
     of_manager = judged_by_manager(source)
+    if judged_by_model(source):
+        return
     if not path and of_manager:
         yield f"{FUNCTION}.path is null: name the manager's function in scoring.manager.compute_score, if it needs one"
         return
@@ -183,10 +187,22 @@ def _function(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _outcome_model(source: VerlConfig) -> Iterator[Setting | str]:
-    if source[f"{MODEL}.enable"] and source[f"{MODEL}.model_path"]:
-        yield "scoring.outcome_model.path", at_home(source[f"{MODEL}.model_path"])
+    path = source[f"{MODEL}.model_path"]
+    if judged_by_model(source):
+        yield "scoring.rule", None
+        if path:
+            yield "scoring.outcome_model.path", at_home(path)
         yield "scoring.outcome_model.device", "auto"
         yield "scoring.outcome_model.dtype", "bfloat16"
+        yield (
+            f"{MODEL}.enable=true without {FUNCTION}.path: as in verl, the reward model alone judges, so scoring.rule "
+            f"is null{'' if path else '; name the model in scoring.outcome_model.path'}"
+        )
+    elif path and source[f"{MODEL}.enable"]:
+        yield (
+            f"{MODEL}.enable=true: in verl the model adds nothing to the reward here, but your function or manager can "
+            f"ask it. asyncrl starts no server of {path}: start one, and give your function its address"
+        )
 
 
 def _prm_rows() -> Iterator[Row]:
@@ -283,9 +299,10 @@ ROWS = (
     none(KWARGS, "strategy", "A scorer holds a whole model, or spreads it over `scoring.prm.gpus`."),
     made(
         f"{MODEL}.enable",
-        "`scoring.outcome_model.path`",
+        "`scoring.outcome_model.path`, `scoring.rule`",
         False,
-        "True: the sequence classifier at `model_path` scores whole episodes.",
+        "True: the sequence classifier at `model_path` alone judges, and `scoring.rule` is null. If you name a "
+        "function (`custom_reward_function`), the function alone judges.",
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),

@@ -9,7 +9,15 @@ from typing import Any
 from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import router_replay_of
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
-from asyncrl.compat.verl.configuration.loop_settings import AGENT, LOOP, ROLLOUT, TURNS, loop_options, wrong_loops
+from asyncrl.compat.verl.configuration.loop_settings import (
+    AGENT,
+    LOOP,
+    ROLLOUT,
+    TOOL_LOOP,
+    TURNS,
+    loop_options,
+    wrong_loops,
+)
 from asyncrl.compat.verl.configuration.named_files import missing_file
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.tool_rows import tool_settings
@@ -130,9 +138,15 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     for name, without in WITHOUT_LOOPS.items():
         if source.says(f"{TURNS}.{name}"):
             yield f"{TURNS}.{name}={source[f'{TURNS}.{name}']}: ignored: {without}"
-    if not source[f"{TURNS}.enable"]:
+    if not (source[f"{TURNS}.enable"] or source[LOOP] == TOOL_LOOP):
         yield "actor.max_turns", 1
         yield "actor.tools", []
+        for name in ("tool_config_path", "function_tool_path"):
+            if path := source[f"{TURNS}.{name}"]:
+                yield (
+                    f"{TURNS}.{name}={path}: left out, because episodes of {source[LOOP]} have no tools; if the rows "
+                    f"name {TOOL_LOOP} in their column agent_name, set {TURNS}.enable=true"
+                )
         return
     turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"] or source[f"{TURNS}.max_user_turns"]
     yield "actor.max_turns", turns or UNBOUNDED_TURNS
@@ -254,7 +268,7 @@ ROWS = (
         f"{TURNS}.enable",
         "`actor.max_turns`, `actor.tools`",
         False,
-        "If false, an episode has one turn and no tools.",
+        "If false, an episode has one turn and no tools, unless `agent.default_agent_loop` is `tool_agent`.",
         _turns,
     ),
     used(

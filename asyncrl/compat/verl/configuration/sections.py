@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from asyncrl.compat.verl.configuration.references import MISSING
@@ -36,3 +37,33 @@ def set_key(given: Section, key: str, value: Any) -> None:
             set_key(given[name], str(inner), one)
     else:
         given[name] = value
+
+
+def merged(below: Section, above: Section) -> Section:
+    """A new configuration with the values of both. Where both have a key, the value of `above` counts."""
+    whole = copy.deepcopy(below)
+    for key, value in above.items():
+        inner = whole.get(key)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            whole[key] = merged(inner, value)
+        else:
+            whole[key] = copy.deepcopy(value)
+    return whole
+
+
+def without(given: Section, key: str) -> Section:
+    """A new configuration without the value of a dotted key."""
+    name, _, inner = key.partition(".")
+    kept = {each: value for each, value in given.items() if each != name}
+    if inner and isinstance(given.get(name), dict):
+        kept[name] = without(given[name], inner)
+    return kept
+
+
+def leaves(given: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted keys of all values, and the values as they are written. An empty section is a value."""
+    for name, value in given.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from asyncrl.compat.verl.configuration.config_files import find_config, is_of_verl, read_config
+from asyncrl.compat.verl.configuration.config_files import config_names, find_config, is_of_verl, read_config
+from asyncrl.compat.verl.configuration.recipes import recipe_named
 from asyncrl.compat.verl.configuration.references import MISSING, References, UnknownValue
 from asyncrl.compat.verl.configuration.script import (
     NOT_NAMED,
@@ -19,9 +20,10 @@ from asyncrl.compat.verl.configuration.script import (
     expanded_word,
     script_configuration,
 )
-from asyncrl.compat.verl.configuration.sections import Section, set_key, written_at
+from asyncrl.compat.verl.configuration.sections import Section, leaves, set_key, written_at
 from asyncrl.compat.yaml_files import MAX_VALUES, read_small
 from asyncrl.config.group_files import FAILURES, reason
+from asyncrl.config.keys import did_you_mean
 from asyncrl.errors import ConfigError
 
 HOME = "~/"
@@ -50,7 +52,7 @@ class VerlConfig:
             if len(self.values) >= MAX_VALUES:
                 raise ConfigError(f"verl's configuration has more than {MAX_VALUES} values")
             self.values[key] = value
-        self.given = [key for key in _names(given, "") if key in self.values]
+        self.given = [key for key, _ in leaves(given) if key in self.values]
 
     def __getitem__(self, key: str) -> Any:
         """The value of a key, or verl's default if the value is null."""
@@ -113,13 +115,15 @@ def read_noting(
     """The configuration as `read_verl` reads it, and lines about what may be missing from it: one for each file that it
     names but that does not exist, and one for each command of a script that may have been read wrongly.
 
-    `named` has Hydra's options of the command line, which replace those of a script.
+    `named` has Hydra's options of the command line, which replace those of a script. Raises ConfigError: the file or a
+    word cannot be read, or the file of `named` does not exist.
     """
     given, missing = Section(), list[str]()
     try:
         if file is not None and file.suffix == ".sh":
             script = script_configuration(read_small(file), environment)
-            given, missing = _read_named(script.named if named.name is None else named, [Path(), file.parent])
+            bases = [Path(), file.parent]
+            given, missing = _read_named(named, bases) if named.name else _read_if_there(script.named, bases)
             missing += script.remarks
             for each in script.words:
                 _apply(given, each, OF_SCRIPT)
@@ -136,21 +140,32 @@ def read_noting(
     return given, missing
 
 
+def _read_if_there(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, list[str]]:
+    """The file that a script names. If it does not exist, it is only a line: a script may be translated on a machine
+    that lacks its files."""
+    try:
+        return _read_named(named, bases)
+    except ConfigError as error:
+        return {}, [
+            f"Not read: {error}. Its keys are missing below: start from-verl with --config-path=FOLDER "
+            "--config-name=NAME, or translate the YAML that verl prints with --cfg job"
+        ]
+
+
 def _read_named(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, list[str]]:
-    """The file that Hydra's options name. Its folder is relative to one of `bases`."""
+    """The file that Hydra's options name. Its folder is relative to one of `bases`. Raises ConfigError: there is no
+    such file."""
     if named.name is None:
         return {}, []
     folders = [base / Path(named.folder).expanduser() if named.folder else base for base in bases]
-    file = find_config(named.name, [*folders, *bases[1:]])
-    if file is not None:
+    folders += bases[1:]
+    if (file := find_config(named.name, folders)) is not None:
         return read_config(file)
     if is_of_verl(named.name):
-        return {}, []
+        return recipe_named(named.name), []
     where = f" in {named.folder}" if named.folder else ""
-    return {}, [
-        f"Not read: --config-name={named.name}: there is no such file{where}. Its keys are missing below: start "
-        "from-verl with --config-path=FOLDER --config-name=NAME, or translate the YAML that verl prints with --cfg job"
-    ]
+    near = did_you_mean(named.name, config_names(folders))
+    raise ConfigError(f"--config-name={named.name}: there is no such file{where}{near}")
 
 
 def _apply(given: Section, read: ScriptWord, reason: str) -> None:
@@ -185,12 +200,3 @@ def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:
         elif isinstance(node, list):
             raise ConfigError(f"verl's configuration has a list instead of the section of {key}")
     return whole
-
-
-def _names(node: Mapping[Any, Any], prefix: str) -> Iterator[str]:
-    """The dotted keys of all values in a configuration."""
-    for name, value in node.items():
-        if isinstance(value, Mapping) and value:
-            yield from _names(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

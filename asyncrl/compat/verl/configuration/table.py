@@ -8,6 +8,7 @@ from asyncrl.compat.rows import Row
 from asyncrl.compat.verl.configuration import (
     actor_rows,
     advantage_rows,
+    async_rows,
     correction_rows,
     data_rows,
     loss_rows,
@@ -19,6 +20,7 @@ from asyncrl.compat.verl.configuration import (
 )
 
 TABLE: tuple[Row, ...] = (
+    *async_rows.ROWS,
     *data_rows.ROWS,
     *model_rows.ROWS,
     *actor_rows.ROWS,

@@ -8,18 +8,33 @@ from pathlib import Path
 
 from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import STEPS
+from asyncrl.compat.verl.configuration.async_rows import (
+    TOTAL,
+    is_fully_async,
+    prompts_of_step,
+    steps_a_version,
+    total_steps,
+)
 from asyncrl.compat.verl.configuration.source import VerlConfig
+from asyncrl.config.schema import LearnerConfig
 
 EPOCHS = "trainer.total_epochs"
 NAME = "trainer.experiment_name"
 DIR = "trainer.default_local_dir"
 MOST_KEPT = 512
 """The largest value that observe.keep_evaluated may have."""
+DEFAULT_CHECKPOINTS = LearnerConfig().checkpoint_every
 LOGGERS = ("console", "wandb", "tensorboard", "trackio")
 
 
 def _length(source: VerlConfig) -> Iterator[Setting | str]:
-    if source[STEPS]:
+    if is_fully_async(source) and (steps := total_steps(source)):
+        yield "learner.steps", steps
+        yield (
+            f"{TOTAL}={source[TOTAL]}: prompts, which are learner.steps={steps} of {prompts_of_step(source)} prompts. "
+            f"verl also ends after {EPOCHS}={source[EPOCHS]}: set learner.steps lower if the data has fewer prompts"
+        )
+    elif source[STEPS] and not is_fully_async(source):
         yield "learner.steps", source[STEPS]
     else:
         yield "learner.epochs", source[EPOCHS]
@@ -47,15 +62,19 @@ def _loggers(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _checkpoints(source: VerlConfig) -> Iterator[Setting | str]:
+    version = steps_a_version(source)
     if source["trainer.save_freq"] > 0:
-        yield "learner.checkpoint_every", source["trainer.save_freq"]
+        yield "learner.checkpoint_every", source["trainer.save_freq"] * version
+    elif DEFAULT_CHECKPOINTS % version:
+        # A checkpoint must be a published version.
+        yield "learner.checkpoint_every", -(-DEFAULT_CHECKPOINTS // version) * version
     if source["trainer.max_actor_ckpt_to_keep"]:
         yield "learner.keep_checkpoints", source["trainer.max_actor_ckpt_to_keep"]
 
 
 def _evaluations(source: VerlConfig) -> Iterator[Setting | str]:
     every = source["trainer.test_freq"]
-    yield "learner.eval_every", max(0, every)
+    yield "learner.eval_every", max(0, every) * steps_a_version(source)
     if every > 0 and not source["trainer.val_before_train"]:
         yield "trainer.val_before_train=false: the first evaluation is always before step 1"
     if every <= 0 and source.says("trainer.val_before_train") and source["trainer.val_before_train"]:
@@ -188,8 +207,7 @@ ROWS = (
     Row(
         ("trainer.v1.*",),
         "",
-        "`replay.max_lag` limits the age of the data. The default of 2 versions lets generation and training run at "
-        "once; 0 is synchronous.",
+        "Generation and training always run at once, on GPUs of their own or on shared ones (`cluster.colocated`).",
     ),
     Row(("global_profiler.*",), "", "Use `observe.profile_steps` and `observe.memory_steps`."),
     Row(("ray_kwargs.*", "ray_init.*"), "", "Use `cluster.ray.*` with `cluster.launcher=ray`."),

@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from asyncrl.compat.report import Table, Translated
-from asyncrl.compat.verl.configuration.references import has_reference
+from asyncrl.compat.verl.configuration.recipes import recipe_of, with_recipe
+from asyncrl.compat.verl.configuration.references import has_reference, is_reference
 from asyncrl.compat.verl.configuration.reward_rows import KWARGS
-from asyncrl.compat.verl.configuration.sections import Section, set_key, written_at
+from asyncrl.compat.verl.configuration.sections import Section, leaves, set_key, without, written_at
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.table import TABLE, row_of
 
 CLASS = "_target_"
 """A key that names the class that verl creates from a section."""
-LAG = (
-    "verl alternates between generation and training; here both run at once, and training uses data that is at most "
-    "replay.max_lag=2 versions old. Set replay.max_lag=0 to alternate"
-)
+DEFAULTS: Mapping[str, Any] = {key: value for row in TABLE for key, value in row.defaults.items()}
+"""verl's default values."""
+USUAL: Mapping[str, tuple[Any, ...]] = {
+    "actor_rollout_ref.actor.clip_ratio_low": (0.2,),
+    "actor_rollout_ref.actor.clip_ratio_high": (0.2,),
+    "actor_rollout_ref.actor.optim.clip_grad": (1.0,),
+    "actor_rollout_ref.actor.optim.optimizer": ("adam", "adamw"),
+    "actor_rollout_ref.actor.optim.name": ("AdamW",),
+    "actor_rollout_ref.actor.optim.lr_decay_style": ("constant",),
+    **{f"actor_rollout_ref.actor.{engine}.dtype": ("bfloat16",) for engine in ("megatron", "torchtitan")},
+    **{f"actor_rollout_ref.actor.{engine}.router_replay.mode": ("disabled",) for engine in ("megatron", "veomni")},
+    "reward.reward_manager.name": ("dapo",),
+}
+"""Further values that need no line although they change nothing: mostly verl's defaults for its other engines."""
 _VERL = Table(TABLE, row_of, "verl", "verl 0.9's ppo_trainer.yaml")
 
 
 def translate(given: Section) -> Translated:
     """Translate a configuration of verl. Keys that it does not name have verl's defaults."""
-    defaults = {key: value for row in TABLE for key, value in row.defaults.items()}
-    source = VerlConfig(_renamed(given), defaults)
+    source, recipe = _read(given), recipe_of(given)
+    settings, differs = _made(source)
+    left = [key for key in source.given if not key.endswith(CLASS) and not _is_passed_on(key, settings)]
+    idle = [key for key in _changed(given, recipe, source) if key in left and _is_idle(key, given, settings, differs)]
+    return _VERL.translated(source, left, settings, differs, idle)
+
+
+def _read(given: Section) -> VerlConfig:
+    return VerlConfig(_renamed(with_recipe(given)), DEFAULTS)
+
+
+def _made(source: VerlConfig) -> tuple[dict[str, Any], list[str]]:
+    """The settings, and the lines about values that cannot be copied exactly."""
     settings: dict[str, Any] = {}
-    differs = [*source.remarks, LAG]
+    differs = [*source.remarks]
     for made in _VERL.settings(source):
         if isinstance(made, str):
             differs.append(made)
@@ -41,8 +63,25 @@ def translate(given: Section) -> Translated:
         settings["data.dataset_params"] = {
             key.removeprefix("data."): source[key] for key in source.given if _is_own(key)
         }
-    left = [key for key in source.given if not key.endswith(CLASS) and not _is_passed_on(key, settings)]
-    return _VERL.translated(source, left, settings, differs)
+    return settings, differs
+
+
+def _changed(given: Section, recipe: Section, source: VerlConfig) -> Iterator[str]:
+    """The given keys with a counterpart whose values differ from verl's defaults. A reference to another key does not
+    count."""
+    for key, written in leaves(given):
+        row = row_of(key)
+        if row is None or row.is_without or is_reference(written) or (value := source.values.get(key)) is None:
+            continue
+        of_recipe, newer = written_at(recipe, key), row.alias_of or key
+        usual = DEFAULTS.get(newer) if of_recipe is None else of_recipe
+        if value not in (usual, {}, [], *USUAL.get(newer, ())):
+            yield key
+
+
+def _is_idle(key: str, given: Section, settings: Mapping[str, Any], differs: Sequence[str]) -> bool:
+    """True if the configuration without this key becomes the same settings and lines."""
+    return _made(_read(without(given, key))) == (settings, differs)
 
 
 def _is_own(key: str) -> bool:

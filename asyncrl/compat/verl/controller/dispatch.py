@@ -10,6 +10,7 @@ padding is removed from the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +44,13 @@ class Workers(Protocol):
     def collecting(self, mesh: str) -> list[bool]:
         """bool[W]: true if the worker returns the result of its data-parallel rank."""
         ...
+
+
+class GivenPart(NamedTuple):
+    """The number of rows in the part of a batch that a worker got."""
+
+    rank: int
+    rows: int
 
 
 class Strategy(NamedTuple):
@@ -197,6 +205,53 @@ def split(chunks: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 
     found: dict[str, Any] = {name: parts(each) for name, each in kwargs.items()}
     return [parts(each) for each in args], found | ({PADDING: padding} if padding else {})
+
+
+def parts_to_join(
+    strategy: Strategy, group: Workers, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[GivenPart]:
+    """The parts of a call whose results will be joined, in the order of the joined batch. Empty if they are not joined
+    here, or not known yet."""
+    ranks: Sequence[int] = ()
+    match strategy.collect:
+        case partial(func=function, args=(mesh,)) if function is joined_from_mesh:
+            ranks = from_mesh(mesh, group, range(group.world_size))
+        case function if function is joined:
+            ranks = range(group.world_size)
+    found = [each for each in (*args, *kwargs.values()) if isinstance(each, list)]
+    batches = [each for each in found if all(isinstance(part, DataProto) for part in each)]
+    return [GivenPart(rank, len(batches[0][rank])) for rank in ranks] if batches else []
+
+
+def in_full(whole: Any, output: Any, parts: Sequence[GivenPart]) -> Any:
+    """The joined batch `whole` of the workers' `output`. If it is a future, it is checked when it is there.
+
+    Raises DispatchError: a worker returned fewer rows than its part has.
+    """
+    if not parts:
+        return whole
+    if isinstance(whole, DataProtoFuture):
+        return replace(whole, collect_fn=partial(_joined_in_full, whole.collect_fn, parts))
+    _require_rows([output[part.rank] for part in parts], parts)
+    return whole
+
+
+def _joined_in_full(
+    join: Callable[[list[Any]], DataProto], parts: Sequence[GivenPart], results: list[Any]
+) -> DataProto:
+    whole = join(results)
+    _require_rows(results, parts)
+    return whole
+
+
+def _require_rows(results: Sequence[DataProto], parts: Sequence[GivenPart]) -> None:
+    for result, part in zip(results, parts, strict=True):
+        # A batch without rows has only `meta_info`, such as metrics.
+        if 0 < len(result) < part.rows:
+            raise DispatchError(
+                f"rank {part.rank} returned {len(result)} rows for the {part.rows} rows that it got; return a batch "
+                "with a row for each, or use a dispatch mode that joins nothing"
+            )
 
 
 def without_padding(output: Any, padding: int) -> Any:

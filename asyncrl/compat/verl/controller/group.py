@@ -9,10 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from asyncrl.compat.verl.controller.dispatch import PADDING, strategy_of, without_padding
+from asyncrl.compat.verl.controller.dispatch import PADDING, in_full, parts_to_join, strategy_of, without_padding
 from asyncrl.compat.verl.controller.futures import results
 from asyncrl.compat.verl.controller.modes import Dispatch, Execute, Registration, registered
 from asyncrl.errors import DispatchError, WorkerError
+from asyncrl.machine.process import is_ctrl_c
+from asyncrl.text import message_of
 
 
 class ResourcePool:
@@ -186,6 +188,7 @@ class WorkerGroup(ABC):
                 raise DispatchError(f"{name}: the worker group is closed; make another one")
             own_args, own_kwargs = strategy.dispatch(self, *args, **kwargs)
             padding = own_kwargs.pop(PADDING, 0)
+            parts = parts_to_join(strategy, self, own_args, own_kwargs)
             output: Any
             if alone:
                 output = self.execute_rank_zero(name, *own_args, **own_kwargs)
@@ -193,7 +196,8 @@ class WorkerGroup(ABC):
             else:
                 output = self.execute_all(name, *own_args, **own_kwargs)
                 output = results(output) if registration.blocking else output
-            return without_padding(strategy.collect(self, output), padding)
+            whole = in_full(strategy.collect(self, output), output, parts)
+            return without_padding(whole, padding)
 
         call.__name__ = call.__qualname__ = name
         return call
@@ -236,14 +240,16 @@ def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[
     try:
         result = getattr(worker, method_name)(*args, **kwargs)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         rank = f"rank {worker.rank} of {worker.world_size}"
         raise worker_error(f"{rank}: {type(worker).__name__}.{method_name} failed", error) from error
 
 
-def worker_error(message: str, error: Exception | SystemExit) -> WorkerError:
+def worker_error(message: str, error: BaseException) -> WorkerError:
     """A WorkerError with the message and the reason. `error` becomes its cause if pickle can transport it."""
-    message = f"{message}: {type(error).__name__}: {error}"
+    message = f"{message}: {message_of(error)}"
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - bytes of this process
     except Exception:  # noqa: BLE001 - any error means that pickle cannot transport it

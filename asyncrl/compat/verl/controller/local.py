@@ -8,22 +8,34 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup, run_method
+import numpy as np
+from torch import Tensor
+
+from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup, run_method, worker_error
+from asyncrl.compat.verl.controller.worker import Worker
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
+from asyncrl.machine.process import is_ctrl_c
 
 
 class LocalWorkerGroup(WorkerGroup):
     """Workers in threads of this process: as many as `resource_pool` has processes, by default one.
 
-    The workers share this process's memory and its single torch.distributed group, so several workers cannot train one
-    model together.
+    The workers share this process and its single torch.distributed group, so several workers cannot train one model
+    together. Arguments and results are copied.
 
-    Raises DispatchError: the pool has no process. Passes on errors of the workers' constructor.
+    Raises DispatchError: the pool has no process, or the class is none of workers. Passes on Exceptions of the workers'
+    constructor. Raises WorkerError, which names the rank, instead of anything else that it raises, such as SystemExit.
     """
 
     def __init__(self, class_with_args: ClassWithInitArgs, resource_pool: ResourcePool | None = None) -> None:
-        super().__init__(class_with_args.cls)
+        cls = class_with_args.cls
+        if not (isinstance(cls, type) and issubclass(cls, Worker)):
+            raise DispatchError(
+                f"{getattr(cls, '__qualname__', repr(cls))} is no class of workers: derive it from Worker of "
+                "asyncrl.compat.verl.controller"
+            )
+        super().__init__(cls)
         pool = resource_pool or ResourcePool([1])
         if not pool.world_size:
             raise DispatchError(
@@ -34,7 +46,7 @@ class LocalWorkerGroup(WorkerGroup):
         with ExitStack() as unless_all_are_made:
             for rank, (local_rank, local_size) in enumerate(places):
                 with environment(rank_variables(rank, pool.world_size, local_rank, local_size)):
-                    self._workers.append(class_with_args())
+                    self._workers.append(_made(class_with_args, rank, pool.world_size))
                 unless_all_are_made.callback(self._workers[-1].close)
             unless_all_are_made.pop_all()
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"worker-{rank}") for rank in range(pool.world_size)]
@@ -46,7 +58,11 @@ class LocalWorkerGroup(WorkerGroup):
     def submit(self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Future[Any]:
         own = [_own(each) for each in args]
         own_kwargs = {name: _own(each) for name, each in kwargs.items()}
-        return self._threads[rank].submit(run_method, self._workers[rank], method_name, own, own_kwargs)
+
+        def work() -> Any:
+            return _own(run_method(self._workers[rank], method_name, own, own_kwargs))
+
+        return self._threads[rank].submit(work)
 
     def _end(self) -> None:
         with ExitStack() as stack:
@@ -55,12 +71,39 @@ class LocalWorkerGroup(WorkerGroup):
                 stack.callback(thread.submit(worker.close).result)
 
 
+def _made(class_with_args: ClassWithInitArgs, rank: int, size: int) -> Any:
+    try:
+        return class_with_args()
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        name = class_with_args.cls.__name__
+        raise worker_error(f"rank {rank} of {size}: {name} failed to start", error) from error
+
+
 def _own(value: Any) -> Any:
-    """A shallow copy of a batch, so that fields that a worker adds do not appear in the caller's batch."""
-    if not isinstance(value, DataProto):
-        return value
-    batch = None if value.batch is None else value.batch.select(*value.batch.keys())
-    return type(value)(batch, dict(value.non_tensor_batch), dict(value.meta_info))
+    """A copy of a value that a worker gets or returns, with copies of its tensors, arrays and containers.
+
+    Then no worker changes the value of the caller or of another worker, as on Ray. Other objects are the same ones.
+    """
+    if isinstance(value, DataProto):
+        batch = None if value.batch is None else value.batch.clone()
+        return type(value)(batch, _own(value.non_tensor_batch), _own(value.meta_info))
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        copy = value.copy()
+        if value.dtype == object:
+            for index, each in np.ndenumerate(value):
+                copy[index] = _own(each)
+        return copy
+    if type(value) is dict:
+        return {name: _own(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    return value
 
 
 def rank_variables(rank: int, world_size: int, local_rank: int, local_size: int) -> dict[str, str]:

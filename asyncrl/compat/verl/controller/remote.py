@@ -13,6 +13,7 @@ from asyncrl.compat.verl.controller.references import ray_module
 from asyncrl.compat.verl.nested import nested_of, parts
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.machine.ports import free_ports
+from asyncrl.machine.process import is_ctrl_c
 
 
 class WorkerHost:
@@ -33,7 +34,9 @@ class WorkerHost:
         os.environ.update(variables)
         try:
             self._worker = worker_class(*args, **kwargs)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             rank = f"rank {variables['RANK']} of {variables['WORLD_SIZE']}"
             raise worker_error(f"{rank}: {worker_class.__name__} failed to start", error) from error
 

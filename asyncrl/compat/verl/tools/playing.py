@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from numbers import Real
 from typing import Any, ClassVar
@@ -20,9 +21,12 @@ from asyncrl.compat.verl.tools.registry import ToolType, made_tool
 from asyncrl.config.imports import imported
 from asyncrl.data.sendable import schemas
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import is_ctrl_c
 from asyncrl.masking import masked
+from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.tools.base import Scored, Tool
+from asyncrl.tools.call_threads import CallThreads
 from asyncrl.tools.results import Content
 
 SETTING = "actor.verl_tools"
@@ -57,12 +61,14 @@ class VerlTool(Tool):
         # the parameter `create_kwargs` also gets those arguments one by one for which it has parameters.
         if _names(create, "create_kwargs"):
             kwargs = {name: value for name, value in kwargs.items() if _takes(create, name)}
+        # A `create` that fails may have taken resources, which `release` must release.
+        self._instance = self.episode
         made = await create(**{**given, **kwargs})
         made = made[0] if isinstance(made, tuple) else made
         self._instance = self.episode if made is None else made
 
     async def execute(self, arguments: Mapping[str, Any]) -> Content | Scored:
-        more = {**self.call_kwargs["execute_kwargs"]}
+        more = self._kwargs("execute_kwargs")
         if _takes(self.theirs.execute, "agent_data"):
             more.setdefault("agent_data", self.shared.setdefault("agent_data", ToolsData(self.episode)))
         answer = await self.theirs.execute(self._instance, dict(arguments), **more)
@@ -74,12 +80,37 @@ class VerlTool(Tool):
         base = import_module("verl.tools.base_tool").BaseTool
         if getattr(type(self.theirs), "calc_reward", None) is base.calc_reward:
             return None
-        reward = await self.theirs.calc_reward(self._instance, **self.call_kwargs["calc_reward_kwargs"])
+        reward = await self.theirs.calc_reward(self._instance, **self._kwargs("calc_reward_kwargs"))
         return float(reward) if hasattr(reward, "__float__") else None
 
     async def release(self) -> None:
         if self._instance is not None:
-            await self.theirs.release(self._instance, **self.call_kwargs["release_kwargs"])
+            await self.theirs.release(self._instance, **self._kwargs("release_kwargs"))
+
+    def _kwargs(self, field: str) -> dict[str, Any]:
+        """The task's arguments for a method. Each call gets copies, since it may change them."""
+        return copied(dict(self.call_kwargs[field]))
+
+
+class FunctionThreads:
+    """A service without sessions: the threads in which a function tool of verl runs, unless it is async."""
+
+    def __init__(self, tool: str) -> None:
+        self.name = f"the function tool {tool}"
+        self._threads = CallThreads(self.name)
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """The result of `function`. Passes on its errors."""
+        return await self._threads.call(function)
+
+    def session(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def close(self) -> None:
+        """Do nothing: each thread ends with its call."""
+
+    def counters(self) -> Mapping[str, float]:
+        return {"tool_stuck": self._threads.stuck}
 
 
 class VerlFunction(Tool):
@@ -87,10 +118,12 @@ class VerlFunction(Tool):
 
     theirs: ClassVar[Any]
     takes_call_kwargs = True
+    service: ClassVar[FunctionThreads]
 
     async def execute(self, arguments: Mapping[str, Any]) -> Content | Scored:
         normalize = import_module("verl.tools.function_tool").normalize_function_tool_return
-        result = await self.theirs.call(dict(arguments))
+        call = partial(self.theirs.fn, **arguments)
+        result = await (call() if self.theirs.is_async else self.service.call(call))
         response, score, _ = normalize(result)
         # verl counts a missing score as 0. Here it stays None, since a score of 0 means that the call was judged.
         is_scored = isinstance(result, tuple) and len(result) > 1 and result[1] is not None
@@ -109,7 +142,7 @@ def verl_tools(entries: Sequence[Any]) -> list[type[Tool]]:
     del pydantic
     provide_verl()
     # A process opens its tools several times, but makes each object once: its constructor may start a pool of threads.
-    return [_class_of(tool) for entry in entries for tool in _made(json.dumps(entry, sort_keys=True, default=str))]
+    return [_class_of(tool) for entry in entries for tool in _made(json.dumps(entry, default=str))]
 
 
 @cache
@@ -139,7 +172,9 @@ def _made_native(path: str, entry: Mapping[str, Any]) -> Any:
 def _guarded(setting: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"{setting} cannot be used: {reason_of(error)}") from error
 
 
@@ -159,6 +194,8 @@ def _class_of(tool: Any) -> type[Tool]:
     # When a run starts, it tries tools of the user's modules, so the new class has the module of the user's code.
     module = getattr(tool, "fn", type(tool)).__module__
     parts = {"theirs": tool, "schema": {"parameters": _NONE, **function}, "__module__": module}
+    if kind is VerlFunction:
+        parts["service"] = FunctionThreads(tool.name)
     return type(kind.__name__, (kind,), parts)
 
 

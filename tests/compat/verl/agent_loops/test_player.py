@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +92,7 @@ async def test_the_score_the_turns_and_the_numbers_of_an_output_are_carried() ->
         ("Stops", r"stop=\['.n'\]: turns are sampled without this setting"),
         ("StopsAtTokens", r"these tokens end no turn; set actor.end_tokens=\['\?'\]"),
         ("Breaks", r"failed: KeyError: 'board'"),
-        ("Exits", r"failed: .*SystemExit.3."),
+        ("Exits", r"failed: .*SystemExit: 3"),
     ],
 )
 async def test_a_loop_that_errs_fails_its_episode_by_name(loop: str, reason: str) -> None:
@@ -138,11 +139,52 @@ async def test_sampled_tokens_that_the_mask_leaves_out_are_context() -> None:
     assert trajectory.finish is Finish.COMPLETED
 
 
-async def test_a_rewritten_history_becomes_a_branch() -> None:
-    trajectory = await play(f"{UNUSUAL}.Summarises", [ANSWER, "done"])
-    assert spans(trajectory) == [ANSWER + END, "done" + END]
-    assert len(trajectory.branches) == 2
+@pytest.mark.parametrize(
+    ("loop", "script", "returned"),
+    [("Summarises", [ANSWER, "done"], "done"), ("BestOf", ["wrong", ANSWER, "no"], ANSWER)],
+)
+async def test_turns_that_a_loop_does_not_return_are_not_trained_but_counted(
+    loop: str, script: list[str], returned: str
+) -> None:
+    player = make_player(f"{UNUSUAL}.{loop}")
+    trajectory = await play(player, script, exact=False)
+    assert spans(trajectory) == [returned + END]
+    assert len(trajectory.branches) == 1
     assert trajectory.finish is Finish.COMPLETED
+    assert player.counters()["agent/unreturned_turns"] == len(script) - 1
+
+
+async def test_numbers_that_cannot_be_metrics_are_left_out_and_counted() -> None:
+    player = make_player(f"{UNUSUAL}.ManyNumbers")
+    assert (await play(player, [ANSWER])).rewards == {"reward_score": 1.0}
+    counters = player.counters()
+    assert counters["agent/numbers_left_out"] == 12
+    assert counters["agent/num_turns"] == 2
+    assert len(counters) <= 32
+    assert all(math.isfinite(each) for each in counters.values())
+
+
+async def test_a_row_gives_its_columns_to_the_loop() -> None:
+    task = replace(
+        TASK,
+        extra_info={"index": 7, "self": 1, "params": 2, "sampling_params": 3, "board": "old"},
+        columns={"agent_name": "shows_row", "board": "xo", "ability": "math", "reward_model": {"style": "model"}},
+    )
+    make_player(f"{UNUSUAL}.ShowsRow")
+    await play(make_player("single_turn_agent"), [ANSWER], task=task)
+    from tests.compat.verl.agent_loops.unusual import ShowsRow
+
+    shown = ShowsRow.row
+    assert (shown["board"], shown["ability"], shown["reward_model"]) == ("xo", "math", {"style": "model"})
+    assert (shown["index"], shown["raw_prompt"]) == (7, TASK.messages)
+    assert not {"self", "params", "sampling_params", "agent_name"} & {*shown}
+
+
+def test_a_loop_whose_run_is_not_async_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"PlainRun has a plain `def run` \(.*unusual\.py, line \d+\): write `async def"
+    ):
+        make_player(f"{UNUSUAL}.PlainRun")
 
 
 async def test_a_turn_that_was_cut_may_go_on_without_a_token_between() -> None:
@@ -199,9 +241,9 @@ async def test_a_row_names_its_loop_but_only_a_registered_one() -> None:
     named = replace(TASK, extra_info={**TASK.extra_info, "agent_name": "twice"})
     assert len(spans(await play(player, [ANSWER, "yes"], task=named))) == 2
     assert len(spans(await play(player, [ANSWER]))) == 1
-    for name in ("thrice", f"{LOOPS}.Twice", "os.system"):
+    for name, hint in (("twcie", "did you mean twice"), (f"{LOOPS}.Twice", "there are"), ("os.system", "there are")):
         unknown = replace(TASK, extra_info={"agent_name": name})
-        with pytest.raises(AgentError, match=r"agent_name .* is not registered; there are: .*twice"):
+        with pytest.raises(AgentError, match=f"agent_name .* is not registered; {hint}"):
             await play(player, [], task=unknown)
 
 
@@ -210,6 +252,27 @@ async def test_a_file_gives_loops_their_arguments(tmp_path: Path) -> None:
     path.write_text(f"- name: asks\n  _target_: {LOOPS}.Twice\n  question: really?\n")
     trajectory = await play(make_player("asks", given=read_loops(str(path))), [ANSWER, "yes"])
     assert "really?" in spans(trajectory, Role.TOOL)[0]
+
+
+async def test_a_file_is_read_as_hydra_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "loops.yaml"
+    nested = "  inner:\n    _target_: fractions.Fraction\n    numerator: ${..cfg.depth}\n"
+    path.write_text(
+        f"- name: a\n  _target_: {UNUSUAL}.Nested\n  cfg: {{depth: 2}}\n  home: ${{oc.env:PLACE}}\n{nested}"
+    )
+    monkeypatch.setenv("PLACE", "here")
+    await play(make_player("a", given=read_loops(str(path))), [ANSWER])
+    from tests.compat.verl.agent_loops.unusual import Nested
+
+    assert Nested.made == ["here", 2, 2]
+    monkeypatch.delenv("PLACE")
+    with pytest.raises(ConfigError, match=r"loops\.yaml cannot be read: .*PLACE"):
+        read_loops(str(path))
+
+
+def test_a_loop_of_a_file_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        make_player("single_turn_agent", given={"b": {"_target_": "nowhere.Loop"}})
 
 
 @pytest.mark.parametrize("text", ["name: a", "- name: a", "- 3", "[", ""])

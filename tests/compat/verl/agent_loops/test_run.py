@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.agents.verl_loops import open_verl_loops
+from asyncrl.agents.verl_loops import check_loops, open_verl_loops
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
+from asyncrl.data.layout import RowLayout
+from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError
 from asyncrl.types import Role
 from tests.chaos.world import World
@@ -60,6 +64,20 @@ def test_the_length_of_prompts_may_be_limited_since_the_loops_keep_to_it() -> No
     assert read([*words, "actor.agent=verl"], names_missing_data=False).data.max_prompt_length == 64
     with pytest.raises(ConfigError, match=r"actor.agent=my.agent: an agent makes its own prompts"):
         read([*words, "actor.agent=my.agent"], names_missing_data=False)
+
+
+def test_a_start_names_the_row_whose_loop_does_not_exist(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    [before] = pq.read_table(world.tasks).slice(0, 1).to_pylist()
+    path = tmp_path / "named.parquet"
+    pq.write_table(
+        pa.Table.from_pylist([{**before, "agent_name": name} for name in ("tool_agent", "tool_agnet")]), path
+    )
+    files = [TaskFile(path, layout=RowLayout(whole_rows=True))]
+    with pytest.raises(
+        ConfigError, match=r"named\.parquet: row 1: .*'tool_agnet' is not registered; did you mean tool_agent"
+    ):
+        check_loops(options(), DataConfig(), ModelConfig(path=str(world.model)), files)
 
 
 @pytest.mark.heavy

@@ -37,6 +37,15 @@ class Broken(Echo):
         type(self).released += 1
 
 
+class Divides(Echo):
+    """A tool whose errors depend on the policy's arguments."""
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        if parameters["text"] == "down":
+            raise RuntimeError("search failed") from ConnectionError("refused")
+        return SimpleNamespace(text=str(1 / int(parameters["text"])), image=None, video=None), 1.0, {}
+
+
 class Camera(Echo):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         return SimpleNamespace(text="", image=[b""], video=None), 0.0, {}
@@ -102,6 +111,38 @@ async def test_a_tool_that_fails_is_released_and_fails_the_episode() -> None:
     with pytest.raises(AgentError, match="failed: OSError: no disk"):
         await played(Broken(), [call("1")])
     assert Broken.released == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ('{"text": "0"}', "raised ZeroDivisionError: division by zero"),
+        ('{"text": "x"}', "raised ValueError: invalid literal for int() with base 10: 'x'"),
+        ("{}", "raised KeyError: 'text'"),
+        ("[4, 2]", "raised TypeError: list indices must be integers or slices, not str"),
+        ('"{}"', "raised TypeError: string indices must be integers, not 'str'"),
+        ("null", "raised TypeError: 'NoneType' object is not subscriptable"),
+    ],
+)
+async def test_the_policy_reads_the_error_that_its_arguments_make(arguments: str, error: str) -> None:
+    given = {"tools": {"_target_": TOOL_AGENT, "tools": ToolListWrap([Divides()])}}
+    player = make_player("tools", given=given, config=MULTI_TURN)
+    wrong = f'<tool_call>\n{{"name": "echo", "arguments": {arguments}}}\n</tool_call>'
+    trajectory = await play(player, [wrong, call("2"), "done"])
+    assert results(trajectory) == [f"Error: the tool 'echo' {error}", "0.5"]
+    assert trajectory.rewards == {"tool_rewards": 1.0}
+    assert player.counters()["agent/tool_errors"] == 1
+
+
+async def test_the_policy_reads_that_a_function_needs_arguments_by_name() -> None:
+    wrong = '<tool_call>\n{"name": "echo", "arguments": [4, 2]}\n</tool_call>'
+    trajectory = await played(Function("hello"), [wrong, "done"])
+    assert results(trajectory) == ["Error: the arguments of 'echo' are [4, 2], not a JSON object"]
+
+
+async def test_a_tool_fails_the_episode_if_a_connection_caused_its_error() -> None:
+    with pytest.raises(AgentError, match="failed: RuntimeError: search failed"):
+        await played(Divides(), [call("down")])
 
 
 async def test_the_policy_reads_that_there_is_no_tool_of_a_name() -> None:

@@ -113,6 +113,49 @@ class Summarises(Once):
         return replace(output, prompt_ids=self.ids, response_ids=self.sampled, response_mask=[1] * len(self.sampled))
 
 
+class BestOf(Once):
+    """Samples two further candidates for the same prompt, and returns the longest."""
+
+    async def changed(self, output: AgentLoopOutput, sampling_params: dict[str, Any]) -> AgentLoopOutput:
+        others = [await self.ask(self.ids, sampling_params) for _ in range(2)]
+        best = max([self.sampled, *others], key=len)
+        return replace(output, response_ids=best, response_mask=[1] * len(best), reward_score=1.0)
+
+
+class ManyNumbers(Once):
+    """Returns more numbers than can be metrics, and one that is none."""
+
+    async def changed(self, output: AgentLoopOutput, sampling_params: dict[str, Any]) -> AgentLoopOutput:
+        numbers = {f"n{number}": number for number in range(40)}
+        return replace(output, reward_score=1.0, num_turns=2, extra_fields={"entropy": float("nan"), **numbers})
+
+
+@register("shows_row")
+class ShowsRow(Once):
+    """Keeps the fields of its row in the class."""
+
+    row: ClassVar[dict[str, Any]] = {}
+
+    async def run(self, params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        type(self).row = kwargs
+        return await super().run(params, **kwargs)
+
+
+class Nested(Once):
+    """Has arguments of a YAML file."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, *args: Any, cfg: Any, home: str, inner: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        type(self).made = [home, inner, cfg.depth]
+
+
+class PlainRun(AgentLoopBase):
+    def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        return None
+
+
 class AsksOn(Once):
     """Lets the policy go on where its turn was cut, as long as the episode has room."""
 

@@ -66,6 +66,15 @@ def test_the_command_takes_the_options_of_verls_own_command(
         main(["settings/several_turns.yaml", "--config-name=several_turns"])
 
 
+def test_a_misspelt_name_of_a_file_is_refused_with_the_name_that_was_meant(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    meant = r"--config-name=several_turn: there is no such file in settings; did you mean several_turns\?"
+    with pytest.raises(ConfigError, match=meant):
+        main(["--config-path=settings", "--config-name=several_turn"])
+
+
 @pytest.mark.slow
 def test_a_file_that_is_not_there_is_named_and_one_that_verl_ships_is_not(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"

@@ -11,9 +11,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.compat.verl import DataProto
 from asyncrl.compat.verl.controller import (
     ClassWithInitArgs,
     DataProtoFuture,
@@ -27,6 +29,7 @@ from asyncrl.compat.verl.controller import (
     Worker,
     register,
 )
+from asyncrl.compat.verl.fields import objects
 from asyncrl.errors import ConfigError, DataProtoError, DispatchError, WorkerError
 from tests.compat.verl.controller.workers import Reporter, numbers, rows, seen_by
 
@@ -227,6 +230,91 @@ def test_a_wrong_execute_mode_is_refused() -> None:
         register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
 
 
+class Changing(Worker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def change(self, data: DataProto) -> DataProto:
+        data.batch["x"].add_(100)
+        data.non_tensor_batch["lists"][0].append(self.rank)
+        return data
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def extend(self, values: list[Any]) -> list[Any]:
+        values.append(self.rank)
+        values[0][0] = self.rank
+        self.kept = values
+        return values
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def show(self) -> list[Any]:
+        return self.kept
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def shorten(self, data: DataProto) -> DataProto:
+        return data[:1] if self.rank == 1 else data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def shorten_later(self, data: DataProto) -> DataProto:
+        return data[:1] if self.rank == 1 else data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def measure(self, data: DataProto) -> DataProto:
+        return DataProto(meta_info={"metrics": {"rank": self.rank}})
+
+
+@pytest.fixture
+def changing() -> Iterator[Any]:
+    with LocalWorkerGroup(ClassWithInitArgs(Changing), ResourcePool([2])) as group:
+        yield group
+
+
+def test_a_worker_that_changes_its_arguments_changes_them_for_nobody_else(changing: Any) -> None:
+    data = DataProto.from_dict({"x": torch.arange(2)}, {"lists": objects([[], []])})
+    changed = changing.change(data)
+    assert (changed.batch["x"].tolist(), changed.non_tensor_batch["lists"].tolist()) == ([100, 101], [[0], [1]])
+    assert (data.batch["x"].tolist(), data.non_tensor_batch["lists"].tolist()) == ([0, 1], [[], []])
+    values = [torch.tensor([9]), "text"]
+    first, second = changing.extend(values)
+    assert (first, second) == ([torch.tensor([0]), "text", 0], [torch.tensor([1]), "text", 1])
+    assert values == [torch.tensor([9]), "text"]
+    first.append("more")
+    assert changing.show() == [torch.tensor([0]), "text", 0]
+
+
+def test_a_worker_that_returns_fewer_rows_than_it_got_is_named(changing: Any) -> None:
+    data = rows(1, 2, 3, 4)
+    with pytest.raises(DispatchError, match="rank 1 returned 1 rows for the 2 rows that it got"):
+        changing.shorten(data)
+    later = changing.shorten_later(data)
+    with pytest.raises(DispatchError, match="rank 1 returned 1 rows for the 2 rows that it got"):
+        later.get()
+    assert changing.measure(data).meta_info == {"metrics": {"rank": [0, 1]}}
+
+
+class TimedOut(BaseException):
+    """Like the timeouts of func_timeout, no Exception."""
+
+
+@pytest.mark.parametrize("error", [TimedOut("late"), KeyboardInterrupt(), GeneratorExit()])
+def test_a_worker_that_raises_what_is_no_exception_is_named(error: BaseException) -> None:
+    class Escaping(Worker):
+        def __init__(self, at_start: bool) -> None:
+            super().__init__()
+            if at_start and not isinstance(error, KeyboardInterrupt):
+                raise error
+
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def escape(self) -> None:
+            raise error
+
+    with LocalWorkerGroup(ClassWithInitArgs(Escaping, False)) as workers:
+        group: Any = workers
+        with pytest.raises(WorkerError, match=f"rank 0 of 1: Escaping.escape failed: {type(error).__name__}"):
+            group.escape()
+    if not isinstance(error, KeyboardInterrupt):
+        with pytest.raises(WorkerError, match=f"rank 0 of 1: Escaping failed to start: {type(error).__name__}"):
+            LocalWorkerGroup(ClassWithInitArgs(Escaping, True))
+
+
 def test_a_worker_that_ends_the_program_fails_its_call_only() -> None:
     class Quitting(Worker):
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -341,3 +429,8 @@ with LocalWorkerGroup(ClassWithInitArgs(Adder, amount=2), ResourcePool([2])) as 
 @pytest.mark.slow
 def test_a_worker_that_was_written_for_verl_runs_where_verl_is_not_installed() -> None:
     subprocess.run([sys.executable, "-c", WRITTEN_FOR_VERL], check=True)
+
+
+def test_a_class_that_is_none_of_workers_is_refused() -> None:
+    with pytest.raises(DispatchError, match="dict is no class of workers: derive it from Worker"):
+        LocalWorkerGroup(ClassWithInitArgs(dict))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from asyncrl.tools.registry import tool_classes
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import ToolCall, Trajectory
 from tests.episode.fakes import ScriptedEngine, call, make_ticket, make_tokenizer, play_with_tools
+from tests.helpers import async_until
 
 DATA = Path(__file__).parents[3] / "data/verl"
 WRITTEN_FOR_VERL = ("tests.data.verl.vault_tool", "tests.data.verl.old_tool")
@@ -138,15 +142,84 @@ def test_a_tool_that_raises_is_retried_and_then_its_episode_fails(code: str, rea
         use(classes(VAULT), ToolCall("vault", {"text": code}), vault={"create_kwargs": {}})
 
 
-def test_a_failed_episode_is_released_and_one_that_was_not_created_is_not() -> None:
+def test_a_failed_episode_is_released_and_so_is_one_whose_create_failed() -> None:
     tools = classes(VAULT)
     vault: Any = tools["vault"].theirs  # type: ignore[attr-defined]
     with pytest.raises(ToolError):
         use(tools, ToolCall("vault", {"text": "broken"}), vault={"create_kwargs": {}})
     assert vault._instance_dict == {}
+    assert [what for what, *_ in vault.noted].count("release") == 1
     with pytest.raises(ToolError, match="`create` failed"):
         use(tools, vault={"create_kwargs": {"instance_id": []}})
-    assert [what for what, *_ in vault.noted].count("release") == 1
+    # A `create` that failed may have taken resources, under the id that it was offered.
+    assert [(what, instance) for what, instance, _ in vault.noted][-1] == ("release", "t1")
+    assert [what for what, *_ in vault.noted].count("release") == 2
+
+
+def test_a_create_that_takes_too_long_is_released_and_a_tool_that_was_not_reached_is_not() -> None:
+    tools = classes(VAULT, OLD)
+    vault: Any = tools["vault"].theirs  # type: ignore[attr-defined]
+    old: Any = tools["old"].theirs  # type: ignore[attr-defined]
+    released: list[str] = []
+
+    async def hang(instance_id: str, **kwargs: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def release(instance_id: str, **kwargs: Any) -> None:
+        released.append(instance_id)
+
+    async def never(instance_id: str, **kwargs: Any) -> None:
+        raise AssertionError
+
+    vault.create, vault.release, old.release = hang, release, never
+
+    async def main() -> None:
+        async with Toolbox(tools, ToolLimits(timeout_s=0.01, retries=1)).open(make_ticket()):
+            pass
+
+    with pytest.raises(ToolError, match="`create` failed 2 times, at last with TimeoutError"):
+        asyncio.run(main())
+    assert released == ["t1"]
+
+
+def test_a_call_that_changes_its_kwargs_changes_them_for_no_other_call() -> None:
+    tools = classes(VAULT)
+    vault: Any = tools["vault"].theirs  # type: ignore[attr-defined]
+    seen: list[list[str]] = []
+
+    async def execute(instance_id: str, parameters: dict[str, Any], nested: list[str], **kwargs: Any) -> Any:
+        seen.append([*nested])
+        nested.append(parameters["text"])
+        if len(seen) == 1:
+            raise OSError("down")
+        return "text", None, {}
+
+    vault.execute = execute
+    row = {"create_kwargs": {}, "execute_kwargs": {"nested": ["given"]}}
+    use(tools, ToolCall("vault", {"text": "a"}), ToolCall("vault", {"text": "b"}), vault=row)
+    assert seen == [["given"]] * 3
+    assert row["execute_kwargs"] == {"nested": ["given"]}
+
+
+def test_a_function_that_hangs_blocks_no_other_call_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    tools = classes(FUNCTIONS)
+    may_end = threading.Event()
+    tools["shout"].theirs.fn = lambda text: may_end.wait() if text == "hang" else text  # type: ignore[attr-defined]
+    toolbox = Toolbox(tools, ToolLimits(timeout_s=0.01, retries=19))
+
+    async def main() -> None:
+        # The threads of asyncio would all hang by now.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        async with toolbox.open(make_ticket()) as opened:
+            with pytest.raises(ToolError, match="TimeoutError"):
+                await opened.answer([ToolCall("shout", {"text": "hang"})])
+            assert toolbox.counters()["tool_stuck"] == 20
+            assert await asyncio.to_thread(lambda: "free") == "free"
+            may_end.set()
+            await async_until(lambda: toolbox.counters()["tool_stuck"] == 0)
+
+    asyncio.run(main())
+    assert re.search(r"the function tool shout was given up, .*: \S*test_playing\.py, line \d+", caplog.text)
 
 
 def test_a_process_makes_each_object_once() -> None:
@@ -208,3 +281,11 @@ def test_a_start_tries_a_tool_of_the_users_own_but_not_one_of_asyncrl() -> None:
     assert may_reward_turns(actor)
     gsm8k = {"class_name": "asyncrl.compat.verl.tools.gsm8k.Gsm8kTool", "tool_schema": OLD_SCHEMA}
     assert OwnCode.of(ActorConfig(tools=[], verl_tools=[gsm8k])).tools == {}
+
+
+def test_the_parameters_of_a_tool_keep_their_order() -> None:
+    names = ["zeta", "alpha", "middle"]
+    parameters = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    function = {"name": "old", "description": "it", "parameters": parameters}
+    [tool] = classes({**OLD, "tool_schema": {"type": "function", "function": function}}).values()
+    assert [*tool.schema["parameters"]["properties"]] == names

@@ -12,6 +12,7 @@ from functools import partial
 from asyncrl.actor.from_config import open_runner
 from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.from_config import label_needs
+from asyncrl.chat.from_config import open_chat
 from asyncrl.compat.verl.controller.operators.critic import CriticParts, ValueWorker
 from asyncrl.compat.verl.controller.operators.generation import PromptSampling
 from asyncrl.compat.verl.controller.operators.joining import joined_workers
@@ -36,6 +37,8 @@ from asyncrl.learner.model.router_balance import Balance
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.tools.offered import Offer
+from asyncrl.tools.prompts import measured
 
 
 class ActorRolloutRefWorker(PolicyWorker):
@@ -99,7 +102,8 @@ class RewardModelWorker(RewardWorker):
 
 
 class PromptFeed(TaskPrompts):
-    """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them.
+    """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them. If
+    `data.filter_overlong` is true, it first measures all prompts, and leaves out tasks whose prompts are too long.
 
     `step` is the number of learner steps whose tasks are skipped, for a program that resumes.
 
@@ -115,7 +119,9 @@ class PromptFeed(TaskPrompts):
             raise ConfigError(
                 "only a replay can add demonstrations: set data.demonstration=null, and add them yourself"
             )
-        tasks = run_tasks(config).usable(data.train)
+        tasks = run_tasks(config).all(data.train)
+        if data.filter_overlong and data.max_prompt_length is not None:
+            tasks = tasks.left(measured(open_chat(config), Offer(config.actor), tasks) <= data.max_prompt_length)
         super().__init__(tasks, groups, config.run.seed, data.shuffle, data.weights, step)
 
 

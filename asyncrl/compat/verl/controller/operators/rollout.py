@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -15,6 +14,7 @@ from asyncrl.engine.base import Engine
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.ids import ticket_id
 from asyncrl.text import reason_of
+from asyncrl.tools.call_threads import open_to_users
 from asyncrl.types import Ticket, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class Rollout:
         self._loop.run(self._open(open_player))
 
     async def _open(self, open_player: OpenPlayer) -> None:
-        # Blocking tools run in these threads. With one thread per episode, no episode waits for another one's tool.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._limits.concurrency))
+        # Blocking tools run in these threads. With one thread per call, no episode waits for another one's tool.
+        open_to_users(asyncio.get_running_loop(), "a tool")
         self._engine, self._runner = await open_player(self._stack)
 
     @property

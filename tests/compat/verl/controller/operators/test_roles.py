@@ -25,8 +25,10 @@ from asyncrl.compat.verl.controller.operators import (
     policy_parts,
 )
 from asyncrl.config.schema import TrainConfig
+from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, DispatchError, EngineError, WeightsError, WorkerError
 from tests.compat.verl.controller.operators.support import config
+from tests.helpers import make_task
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +65,15 @@ def rewarded(data: DataProto) -> DataProto:
 
 def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_prompts_that_are_too_long_are_left_out_as_in_a_run(tmp_path: Path) -> None:
+    settings = config(tmp_path, "data.max_prompt_length=60", "data.filter_overlong=true")
+    long = [{"role": "user", "content": "1+" * 40}]
+    tasks = [make_task(0), make_task(1, messages=long), make_task(2)]
+    write_tasks(tmp_path / "tasks.parquet", tasks)
+    rows = PromptFeed(settings).next(4).non_tensor_batch["raw_prompt"]
+    assert {row[0]["content"] for row in rows} == {task.messages[0]["content"] for task in (tasks[0], tasks[2])}
 
 
 def test_an_actor_a_rollout_and_a_reference_compute_what_one_worker_with_all_roles_computes(
