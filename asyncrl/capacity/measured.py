@@ -48,7 +48,7 @@ def describe(run: Run) -> RunDescription:
     learner, replay, engine = config.learner, config.replay, config.engine
     configured = Sizes(
         engines=1,
-        engine_gpus=engine.server.tp_size if engine.launch else 1,
+        engine_gpus=engine.server.tp_size if engine.launches else 1,
         concurrency=config.actor.at_once(learner.batch_size),
         learner_gpus=config.cluster.ranks * learner.nodes,
         scorers=1,
@@ -63,7 +63,7 @@ def describe(run: Run) -> RunDescription:
         filter_zero_variance=replay.filter.zero_variance,
     )
     try:
-        return _described(run, configured)
+        return _described(run, configured, engine.server.together if engine.launches else 1)
     except (KeyError, JSONDecodeError) as error:
         raise ConfigError(
             f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or from a different version of "
@@ -71,9 +71,9 @@ def describe(run: Run) -> RunDescription:
         ) from error
 
 
-def _described(run: Run, configured: Sizes) -> RunDescription:
+def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
     """Return the rates and the sizes of the run. The sizes are the `configured` ones, except for those of the engines
-    and scorers that ran."""
+    and scorers that ran. The servers that are `together` on a GPU count as one engine."""
     # Rows without these metrics are left out. They belong to steps that a stop cut short or that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
@@ -85,7 +85,7 @@ def _described(run: Run, configured: Sizes) -> RunDescription:
         raise ConfigError(
             f"{folder} has no metrics of its {'scorers' if actors else 'actors'}; the planner needs those of all roles"
         )
-    windows = [window for rows in actors for window in _windows(rows)]
+    windows = [window for rows in actors for window in _windows(rows, together)]
     if not windows:
         raise ConfigError(f"{folder}: its actors finished no episodes while they logged metrics; let it run for longer")
     pass_s, request_s = decoding_times(windows)
@@ -105,7 +105,7 @@ def _described(run: Run, configured: Sizes) -> RunDescription:
         steps=len(steps),
         **_learner_rates(steps, configured.learner_gpus, configured.publish_every),
     )
-    engines = round(sum(row.get("servers", 1) for row in last)) or len(last)
+    engines = round(sum(_engines(row, together) for row in last))
     concurrency = max(1, configured.concurrency * len(last) // engines)
     return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=len(scorers)))
 
@@ -116,18 +116,23 @@ def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
             yield rows
 
 
-def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
+def _windows(rows: Sequence[Row], together: int) -> Iterator[tuple[float, float]]:
     """Yield two numbers for each pair of successive rows of an actor: the mean number of requests of one engine while
     it was busy, and the tokens that it sampled per second during that time.
     """
     for before, after in pairwise(rows):
         seconds = after["seconds"] - before["seconds"]
         busy = seconds * (1 - after.get("idle", 1.0))
-        engines = after.get("servers", 1) or 1
+        engines = _engines(after, together)
         tokens = after["tokens"] - before["tokens"]
         if seconds >= SHORTEST_S and busy > 0 and tokens > 0 and "generate_s" in after:
             requests = (after["episodes"] - before["episodes"]) * after["generate_s"] / busy
             yield requests / engines, tokens / busy / engines
+
+
+def _engines(row: Row, together: int) -> float:
+    """Return the number of engines of an actor with this row."""
+    return max(1.0, float(row.get("servers", 1)) / together)
 
 
 def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -60,7 +60,8 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
     routes = route_settings(config)
     agree_with_servers(routes)
     each = _server_settings(weights, actor.max_tokens, config.network.insecure)
-    servers = _servers_settings(config.run, config.cluster, each, routes)
+    episodes = actor.at_once(config.learner.batch_size)
+    servers = _servers_settings(config.run, config.cluster, each, routes, episodes)
     return open_fleet(model, engine, fleet, servers, spans or NoSpans())
 
 
@@ -77,7 +78,7 @@ def _server_settings(weights: WeightsConfig, context: int, insecure: bool) -> Se
 
 
 def _servers_settings(
-    run: RunConfig, cluster: ClusterConfig, each: ServerSettings, routes: RouteSettings
+    run: RunConfig, cluster: ClusterConfig, each: ServerSettings, routes: RouteSettings, episodes: int
 ) -> ServersSettings:
     run_dir, locks = locations.run_dir(run), locations.gpu_locks(run)
     by_disk = routes_to_engines(routes, CPU).routes[0].name == "disk"
@@ -89,6 +90,7 @@ def _servers_settings(
         # are made next to the learner's folders.
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
+        episodes=episodes,
         seed=run.seed,
         gpu_lock=ServersLock(locks, cluster.ranks) if cluster.colocated else None,
     )

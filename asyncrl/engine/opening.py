@@ -4,6 +4,7 @@ engines and servers."""
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.schema import EngineConfig, ModelConfig
+import torch
+
+from asyncrl.config.schema import EngineConfig, ModelConfig, ServerConfig
 from asyncrl.engine.base import Engine
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.colocation import ServerTurns
@@ -20,12 +23,24 @@ from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.fleet.folders import Folders
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.fleet.settings import FleetSettings
-from asyncrl.engine.sglang.launch import LaunchedServer, server_command, server_count
+from asyncrl.engine.sglang.fitting import (
+    SHARE,
+    GpuMemory,
+    cache_tokens,
+    fitting_arguments,
+    requests_of_server,
+    together_arguments,
+    token_bytes,
+)
+from asyncrl.engine.sglang.launch import LaunchedServer, memory_share, server_command, server_count
+from asyncrl.engine.sglang.load import load_counters
+from asyncrl.engine.sglang.probe import installed_version
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.engine.vllm.server import VllmServer
 from asyncrl.errors import ConfigError
 from asyncrl.machine.gpu_lock import ServersLock
+from asyncrl.machine.gpu_use import gpu_bytes
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.modelling.routing import routing_shape
@@ -78,6 +93,7 @@ class ServersSettings:
     - `run` and `name`: the run, and the name of the actor in it
     - `folders`: the directory into which the actor puts weights for its servers to load
     - `logs`: the directory of the servers' logs
+    - `episodes`: the number of episodes that the actor runs at once
     - `seed`: the seed of the sampling in servers that the actor starts
     - `gpu_lock`: set if these servers share their GPUs with the learner
     """
@@ -87,6 +103,7 @@ class ServersSettings:
     name: str
     folders: Path
     logs: Path
+    episodes: int
     seed: int = 0
     gpu_lock: ServersLock | None = None
 
@@ -118,6 +135,7 @@ def open_fleet(
         spans=spans,
         routed=engine.return_routed_experts,
         marks=_marks(policy) if engine.kind == "sglang" else (),
+        loads=partial(_loads, () if engine.server.on_cpu else launched),
     )
     keepers = [opened.keep, folders.keep, *(server.keep for server in launched)]
     if turns is not None:
@@ -144,7 +162,7 @@ def server_opener(
         SglangServer,
         context=each.context,
         settings=each.routes,
-        taken_gpus=range(server_count(launched) * launched.tp_size) if engine.launches else (),
+        taken_gpus=range(launched.gpus_of(server_count(launched))) if engine.launches else (),
         silence_s=engine.silence_s,
         load_s=each.load_s,
         overrides=overrides,
@@ -180,12 +198,19 @@ def _launched(
 ) -> list[LaunchedServer]:
     own = engine.server
     count = server_count(own)
+    requests = requests_of_server(servers.episodes, count)
+    version = () if own.on_cpu else installed_version(engine.python, own.environment)
+    fitting = fitting_arguments(own, requests, version)
+    memory = _gpu_memory(model) if own.together > 1 else None
     first = own.port or free_ports(count)
     return [
         LaunchedServer(
             f"http://127.0.0.1:{first + index}",
             server_command(
-                engine, model, first + index, index, seed=servers.seed, shares_gpus=servers.gpu_lock is not None
+                *(engine, model, first + index, index),
+                seed=servers.seed,
+                shares_gpus=servers.gpu_lock is not None,
+                fitting=[*fitting, *_shared_gpu(own, index, memory, requests, servers.each.context)],
             ),
             servers.logs / f"{servers.name}-server-{index}.log",
             own.environment,
@@ -195,3 +220,32 @@ def _launched(
         )
         for index in range(count)
     ]
+
+
+def _gpu_memory(model: ModelConfig) -> GpuMemory | None:
+    """The memory of the GPU of a server with `model`; `None`: there is no driver or GPU that could say it."""
+    import pynvml
+
+    gpu = gpu_bytes(pynvml)
+    if gpu is None:
+        return None
+    itemsize = getattr(torch, model.dtype).itemsize
+    weights = sum(math.prod(shape) for shape in model_shapes(model).tensors.values()) * itemsize
+    return GpuMemory(gpu, weights, token_bytes(open_config(model).get_text_config(), itemsize))
+
+
+def _shared_gpu(server: ServerConfig, index: int, memory: GpuMemory | None, requests: int, longest: int) -> list[str]:
+    """The arguments of server number `index` if it shares its GPU with other servers. Its `requests` have at most
+    `longest` tokens each. Raises ConfigError: see `cache_tokens`."""
+    if server.together == 1:
+        return []
+    tokens = requests * longest
+    if memory is not None:
+        tokens = cache_tokens(memory, memory_share(server, index) or SHARE, server.together, tokens, longest)
+    return together_arguments(server, tokens)
+
+
+def _loads(servers: Sequence[LaunchedServer]) -> Mapping[str, float]:
+    """The gauges of the load of these servers, which must be on GPUs. On the CPU a server has no graphs, and its
+    scheduler runs the model."""
+    return load_counters([server.load() for server in servers]) if servers else {}

@@ -29,6 +29,7 @@ from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop, 
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
+from asyncrl.launch.placement.together import settle_servers
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
@@ -151,7 +152,11 @@ def _placed(
     Raises StoppedError: the run was asked to stop. Raises ConfigError: the run does not fit the hosts, or must not
     resume.
     """
-    placement = place(config, launcher.hosts())
+    placement, engine = place(config, launcher.hosts()), config.engine
+    episodes = config.actor.at_once(config.learner.batch_size)
+    if launcher.is_one_machine() and settle_servers(engine, config.weights, config.model, episodes, placement):
+        log.info("engine.server.per_gpu=%d: several servers on a GPU are faster here", engine.server.together)
+        placement = place(config, placement.hosts)
     settle(config.cluster, config.learner, placement)
     # `prepare` comes before `claim`, so that the configuration in the run's folder has the replay's addresses.
     addresses = RunAddresses.of(config)

@@ -7,18 +7,20 @@ each. `--plan=pools` assumes a host for each node of `cluster.pools`, with the G
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
 from asyncrl.config.load import role_main
-from asyncrl.config.schema import ClusterConfig, TrainConfig
+from asyncrl.config.schema import ClusterConfig, ServerConfig, TrainConfig
 from asyncrl.config.schema.cluster import MOST
+from asyncrl.engine.sglang.fitting import fitting_words
 from asyncrl.errors import ConfigError
 from asyncrl.launch.launcher import open_launcher
-from asyncrl.launch.placement.placement import place
+from asyncrl.launch.placement.placement import Placement, place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
+from asyncrl.launch.placement.together import settle_servers
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.machine import SERVERS_ON_CPU
 from asyncrl.launch.preflight.paths import check_imports, named_code
@@ -55,6 +57,7 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     # A plan needs no other code, which may be missing on the machine where somebody plans.
     check_imports([each for each in named if each.setting.startswith(("algorithm.", "actor.environment"))])
     check_algorithm(config)
+    episodes = config.actor.at_once(config.learner.batch_size)
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)
         one_machine = len(hosts) == 1
@@ -63,16 +66,28 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
         with closing(open_launcher(config)) as launcher:
             hosts, one_machine = launcher.hosts(), launcher.is_one_machine()
             placement = place(config, hosts)
+            if one_machine and settle_servers(config.engine, config.weights, config.model, episodes, placement):
+                placement = place(config, hosts)
             launcher.check_addresses(placement)
     names = config.cluster.hosts
     check_plan(config, placement, one_machine)
     shown = names if len(names) == len(hosts) else ()
     sys.stdout.write(placement_table(placement, shown, terminal_width(sys.stdout)))
     cluster, engine = config.cluster, config.engine
-    if engine.launches and not engine.server.on_cpu and not any(host.gpus for host in hosts):
-        sys.stdout.write(NO_GPUS)
+    if engine.launches and not engine.server.on_cpu:
+        lines = list(_fitting_lines(engine.server, episodes, placement))
+        sys.stdout.writelines(lines if any(host.gpus for host in hosts) else [NO_GPUS])
     if not assumed and cluster.launcher == "local" and cluster.gpus is not None and cluster.cpus is None:
         sys.stdout.write(f"planned with this machine's {hosts[0].cpus} CPUs; for another machine set cluster.cpus\n")
+
+
+def _fitting_lines(server: ServerConfig, episodes: int, placement: Placement) -> Iterator[str]:
+    """Yield what the servers of the actors are given, in a line for each number of servers that an actor has."""
+    for servers in sorted({role.servers for role in placement.of("actor")}):
+        if words := fitting_words(server, episodes, servers):
+            yield f"each server is given {words}\n"
+    if server.together > 1:
+        yield f"{server.together} servers share each GPU (engine.server.per_gpu), each with a scheduler of its own\n"
 
 
 def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:

@@ -3,11 +3,14 @@ which would take memory."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from asyncrl.machine.numa import BY_ADDRESS, GPU_VARIABLE, ORDER_VARIABLE, visible_gpus
+
+logger = logging.getLogger(__name__)
 
 
 class GpuUse(NamedTuple):
@@ -43,6 +46,11 @@ class VisibleGpus:
         known = [share for share in shares if share is not None]
         return GpuUse(taken, sum(known) / len(known) if known else None)
 
+    def smallest(self) -> int | None:
+        """Return the bytes of memory of the smallest GPU, or None if there are no GPUs. Raises pynvml.NVMLError: the
+        driver does not answer."""
+        return min((int(self._nvml.nvmlDeviceGetMemoryInfo(each).total) for each in self._handles), default=None)
+
     def _utilisation(self, handle: Any) -> float | None:
         try:
             return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
@@ -60,3 +68,13 @@ class VisibleGpus:
             # CUDA numbers GPUs of different models by their speed, which NVML does not report.
             return []
         return [every[int(name)] if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name) for name in names]
+
+
+def gpu_bytes(nvml: Any) -> int | None:
+    """Return the bytes of memory of the smallest GPU that this process sees. `nvml` is the module pynvml. None:
+    there is no GPU, or the driver does not say it, as for a part of a GPU (MIG)."""
+    try:
+        return VisibleGpus(nvml).smallest()
+    except nvml.NVMLError as error:
+        logger.info("the memory of the GPUs is unknown: %s", error)
+        return None

@@ -19,6 +19,10 @@ BUSY = 0.1
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
 """Actors, or scorers, are too many if they are idle for more than this share of their time and the learner does not
 wait."""
+SCHEDULER_BUSY = 0.9
+"""A scheduler limits its server if it takes more than this share of a core. It is one thread of Python."""
+QUEUED = 8
+"""Fewer waiting requests are no sign of a server that is too small: new requests wait for the next step anyway."""
 SATURATED = 0.9
 """Actors limit their servers if their event loops use more than this share of a core each."""
 EVICTED = 0.05
@@ -33,11 +37,32 @@ FINE = "nothing waits longer than it should"
 def advise(seen: IdleShares, settings: ViewSettings) -> list[str]:
     """Give advice in sentences, the most important first; empty if nothing should be changed."""
     return [
+        *_slow_servers(seen, settings),
         *_starved(seen, settings),
         *_served(seen, settings),
         *_too_old(seen, settings),
         *_long_phases(seen, settings),
     ]
+
+
+def _slow_servers(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
+    """Advice for servers that are slower than their GPUs, while the learner waits for them."""
+    if seen.learner_idle <= STARVED:
+        return
+    if seen.without_graphs >= MOST_OF:
+        yield (
+            f"on average {seen.without_graphs:.1f} servers decoded without CUDA graphs: remove arguments about graphs "
+            "from engine.server.arguments, and restart the run, which gives each server graphs for all its requests"
+        )
+    if seen.queued >= QUEUED:
+        yield (
+            f"on average {seen.queued:.0f} requests waited in servers: remove --max-running-requests and "
+            f"--max-total-tokens from engine.server.arguments, or lower actor.concurrency from {settings.concurrency}"
+        )
+    if seen.scheduler_busy is not None and seen.scheduler_busy > SCHEDULER_BUSY:
+        own = settings.per_gpu
+        mend = "add GPUs for servers" if own is None else f"set engine.server.per_gpu={own + 1}"
+        yield f"the scheduler of a server took {seen.scheduler_busy:.0%} of a core, which limits the server: {mend}"
 
 
 def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:

@@ -53,6 +53,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
         hang_s=cluster.hang_timeout_s,
         engine=engine.kind,
         servers=engine.server.count,
+        per_gpu=None if cluster.colocated or engine.server.tp_size > 1 else engine.server.together,
         keys=config.network.keys,
         model=config.model,
         algorithm=config.algorithm,

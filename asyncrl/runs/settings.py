@@ -15,6 +15,7 @@ class ViewSettings:
     - `steps`: the number of all planned learner steps;
     - `hang_s`: the seconds of silence after which a role counts as hung;
     - `servers`: the configured number of servers; None if it is not configured;
+    - `per_gpu`: the number of servers on each GPU; None if a GPU cannot have several;
     - `keys`: the folder with the keys of clients; None if the run has no keys;
     - `unread`: the scores that change nothing, each with advice (see `config.unread`).
     """
@@ -30,6 +31,7 @@ class ViewSettings:
     hang_s: float
     engine: str
     servers: int | None
+    per_gpu: int | None
     keys: str | None
     model: ModelConfig
     algorithm: AlgorithmConfig

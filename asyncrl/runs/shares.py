@@ -65,6 +65,9 @@ class IdleShares:
     - `loops_busy`: the mean share in which the event loops of actors used their cores; None if it is unknown;
     - `evicted`: the evicted episodes as a share of the accepted ones;
     - `pending`: the mean number of tickets (permissions to run an episode) that waited for an actor;
+    - `scheduler_busy`: the mean share of a core that the busiest scheduler of an actor's servers took; None: unknown;
+    - `without_graphs`: the mean number of servers that decoded without CUDA graphs;
+    - `queued`: the mean number of requests that waited in servers;
     - `cores`: the number of cores, if the run has only one host and no GPUs; else None.
     """
 
@@ -79,6 +82,9 @@ class IdleShares:
     scorers_idle: float | None = None
     evicted: float = 0.0
     pending: float = 0.0
+    scheduler_busy: float | None = None
+    without_graphs: float = 0.0
+    queued: float = 0.0
     cores: int | None = None
 
 
@@ -113,7 +119,10 @@ def idle_shares(run: Run) -> IdleShares | None:
         scorers_idle=_mean(scorers, "idle"),
         evicted=sum(each["evicted"] for each in flows) / accepted if accepted else 0.0,
         cores=_cores(run),
-        pending=sum(fmean(row.get("depth_pending", 0.0) for row in each) for each in replays),
+        pending=_sum_of_means(replays, "depth_pending"),
+        scheduler_busy=max(_means(actors, "scheduler_busy"), default=None),
+        without_graphs=_sum_of_means(actors, "servers_without_graphs"),
+        queued=_sum_of_means(actors, "servers_queued"),
     )
 
 
@@ -124,7 +133,16 @@ def _cores(run: Run) -> int | None:
     return hosts[0].cores if len(hosts) == 1 and not hosts[0].gpus and hosts[0].cores else None
 
 
+def _means(roles: Sequence[Rows], name: str) -> list[float]:
+    """The mean of a value for each process whose rows have it."""
+    return [fmean(values) for rows in roles if (values := [row[name] for row in rows if name in row])]
+
+
 def _mean(roles: Sequence[Rows], name: str) -> float | None:
     """The mean of the metric `name` over processes; None if no process has written it."""
-    means = [fmean(shares) for rows in roles if (shares := [row[name] for row in rows if name in row])]
+    means = _means(roles, name)
     return fmean(means) if means else None
+
+
+def _sum_of_means(roles: Sequence[Rows], name: str) -> float:
+    return sum(fmean(row.get(name, 0.0) for row in rows) for rows in roles)

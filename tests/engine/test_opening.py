@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.engine import opening
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.from_config import open_engine
@@ -82,3 +84,45 @@ def test_experts_of_a_model_without_any_or_too_many_for_a_message_are_refused_by
     config.network.max_message_mb, config.actor.max_tokens = 1, (1 << 18) + 1
     with pytest.raises(ConfigError, match=r"network\.max_message_mb.* 4 bytes a token"):
         open_engine(config)
+
+
+def commands(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, gpu: int | None) -> list[str]:
+    """The command lines of the servers that an actor with SGLang 0.5.17 and GPUs of `gpu` bytes would start."""
+    found: list[str] = []
+
+    def server(url: str, command: list[str], *_: object) -> SimpleNamespace:
+        found.append(" ".join(command))
+        return SimpleNamespace(url=url, keep=None)
+
+    monkeypatch.setattr(opening, "LaunchedServer", server)
+    monkeypatch.setattr(opening, "installed_version", lambda *_: (0, 5, 17))
+    monkeypatch.setattr(opening, "gpu_bytes", lambda _: gpu)
+    config.engine.kind = "sglang"
+    open_engine(config)
+    return found
+
+
+def test_each_server_is_started_for_its_share_of_the_actors_episodes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(model, tmp_path)
+    config.actor.concurrency, config.engine.server.count = 512, 4
+    found = commands(config, monkeypatch, None)
+    assert len(found) == 4
+    assert all("--max-running-requests 168 --cuda-graph-max-bs-decode 168" in each for each in found)
+    assert not any("--max-total-tokens" in each or "--mem-fraction-static" in each for each in found)
+
+
+def test_servers_on_one_gpu_divide_what_the_learner_leaves_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(model, tmp_path)
+    server = config.engine.server
+    config.actor.concurrency, server.count, server.per_gpu = 512, 4, 2
+    found = commands(config, monkeypatch, 80 * 10**9)
+    assert ["--base-gpu-id 0" in each for each in found] == [True, True, False, False]
+    wanted = f"--mem-fraction-static 0.95 --max-total-tokens {168 * config.actor.max_tokens}"
+    assert all(wanted in each for each in found)
+    server.memory, server.shared = 0.3, [0, 1]
+    with pytest.raises(ConfigError, match=r"engine\.server\.per_gpu=2: 30% of a GPU's 80 GB"):
+        commands(config, monkeypatch, 80 * 10**9)

@@ -256,3 +256,14 @@ def test_a_plan_takes_an_algorithm_that_reads_step_scores_with_what_gives_them()
     config.scoring.shadow = True
     with pytest.raises(ConfigError, match=re.escape(NO_STEPS)):
         show_plan(config, "--plan=2")
+
+
+def test_a_plan_says_what_each_server_is_given_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config("local", gpus=4, cpus=32)
+    config.actor.concurrency = 512
+    show_plan(config, "--plan=1")
+    expected = "each server is given --max-running-requests 328 and CUDA graphs of decoding up to 328, since an actor "
+    assert f"{expected}runs 512 episodes at once on 2 servers" in capsys.readouterr().out
+    config.engine.server.arguments = ["--max-running-requests=8", "--disable-cuda-graph"]
+    show_plan(config, "--plan=1")
+    assert "each server is given" not in capsys.readouterr().out

@@ -5,10 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncrl.machine.gpu_use import GpuUse, VisibleGpus
+from asyncrl.machine.gpu_use import GpuUse, VisibleGpus, gpu_bytes
 
 
-class NotSupported(Exception):  # noqa: N818 - as NVML's name for it
+class DriverError(Exception):
+    pass
+
+
+class NotSupported(DriverError):  # noqa: N818 - as NVML's name for it
     pass
 
 
@@ -16,12 +20,15 @@ class NotSupported(Exception):  # noqa: N818 - as NVML's name for it
 class Driver:
     """As the module pynvml, for GPUs that are `models`; GPU i has i + 1 bytes taken, and is used by 10 (i + 1) %."""
 
+    NVMLError = DriverError
     NVMLError_NotSupported = NotSupported
     models: list[str] = field(default_factory=lambda: ["H200"] * 4)
     tells_utilisation: bool = True
+    answers: bool = True
 
     def nvmlInit(self) -> None:  # noqa: N802
-        pass
+        if not self.answers:
+            raise DriverError("no driver")
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self.models)
@@ -36,7 +43,7 @@ class Driver:
         return self.models[handle]
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(used=handle + 1)
+        return SimpleNamespace(used=handle + 1, total=10 - handle)
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
         if not self.tells_utilisation:
@@ -69,3 +76,10 @@ def test_numbers_of_unlike_gpus_are_not_guessed() -> None:
 
 def test_a_driver_that_does_not_tell_the_utilisation_still_tells_the_memory() -> None:
     assert VisibleGpus(Driver(tells_utilisation=False), {}).read() == GpuUse(10, None)
+
+
+def test_the_memory_of_the_smallest_gpu_is_unknown_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_bytes(Driver()) == 7
+    assert gpu_bytes(Driver(models=[])) is None
+    assert gpu_bytes(Driver(answers=False)) is None

@@ -152,3 +152,26 @@ def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
     ]
     config.replay.sampler.max_times_sampled = 2
     assert "spare_batches" not in advise(shares(evicted=0.14), settings_of(config))[0], "it would have no effect"
+
+
+def test_slow_servers_are_named_with_what_mends_them_while_the_learner_waits() -> None:
+    config = TrainConfig(model=ModelConfig(path="model"))
+    config.engine.kind, config.engine.server.per_gpu, config.actor.concurrency = "sglang", 2, 512
+    slow: dict[str, Any] = {"without_graphs": 2.0, "queued": 21.0, "scheduler_busy": 0.97}
+    graphs, queue, scheduler, *_ = advise(starved("episodes", actors_idle=0.0, **slow), settings_of(config))
+    assert graphs.startswith("on average 2.0 servers decoded without CUDA graphs: remove arguments about graphs")
+    assert queue.startswith("on average 21 requests waited in servers: remove --max-running-requests")
+    assert queue.endswith("or lower actor.concurrency from 512")
+    assert scheduler == (
+        "the scheduler of a server took 97% of a core, which limits the server: set engine.server.per_gpu=3"
+    )
+    assert advise(shares(**slow), settings_of(config)) == [], "the learner does not wait"
+    few: dict[str, Any] = {"without_graphs": 0.2, "queued": 3.0, "scheduler_busy": 0.5}
+    assert len(advise(starved("episodes", actors_idle=0.0, **few), settings_of(config))) == 1
+
+
+def test_a_server_of_several_gpus_gets_no_advice_to_share_one() -> None:
+    config = TrainConfig(model=ModelConfig(path="model"))
+    config.engine.kind, config.engine.server.tp_size = "sglang", 2
+    advice = advise(starved("episodes", actors_idle=0.5, scheduler_busy=0.97), settings_of(config))
+    assert advice[0].endswith("which limits the server: add GPUs for servers")

@@ -43,8 +43,9 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     assert idle_shares(Run(tmp_path)) is None
     metrics_file(tmp_path, "learner").unlink()
     write(tmp_path, "learner", steps)
-    write(tmp_path, "actor-0", [{"idle": 0.25}, {"idle": 0.75}])
-    write(tmp_path, "actor-1", [{"idle": 0.0}])
+    busy = {"servers_without_graphs": 2.0, "servers_queued": 30.0, "scheduler_busy": 0.9}
+    write(tmp_path, "actor-0", [{"idle": 0.25, **busy}, {"idle": 0.75, **busy, "servers_queued": 10.0}])
+    write(tmp_path, "actor-1", [{"idle": 0.0, "servers_queued": 1.0}])
     counted = {"learner_waited_for_labels_s": 10.0, "accepted": 50.0, "evicted": 5.0, "depth_pending": 3.0}
     later = {"learner_waited_for_labels_s": 25.0, "accepted": 100.0, "evicted": 15.0, "depth_pending": 5.0}
     write(tmp_path, "replay", [counted, later])
@@ -56,3 +57,4 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     assert (seen.actors, seen.actors_idle) == (2, 0.25)
     assert (seen.scorers, seen.scorers_idle) == (0, None)
     assert (seen.evicted, seen.pending) == (0.2, 4.0)
+    assert (seen.without_graphs, seen.queued, seen.scheduler_busy) == (2.0, 21.0, 0.9)

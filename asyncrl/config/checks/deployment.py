@@ -67,6 +67,8 @@ def colocation_conflicts(
             "engine.launch cluster.colocated: the run must start the servers; set the first to true, and name no "
             "servers"
         )
+    if engine.server.together > 1:
+        yield "engine.server.per_gpu cluster.colocated: one server takes turns with the learner on each GPU; set 1"
     if replay.max_lag != 0:
         yield "replay.max_lag cluster.colocated: nothing is sampled while the learner trains; set 0"
     if replay.source is not None:

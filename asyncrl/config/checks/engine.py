@@ -44,6 +44,13 @@ def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> I
             f"{own if engine.kind == 'sglang' else ''}"
         )
     yield from _server_arguments(engine.server.arguments)
+    if engine.server.together > 1 and engine.server.tp_size > 1:
+        yield (
+            "engine.server.per_gpu engine.server.tp_size: a server has a part of a GPU, or several GPUs; set one of "
+            "them to 1"
+        )
+    if engine.server.together > 1 and engine.server.on_cpu:
+        yield "engine.server.per_gpu engine.server.arguments: servers on the CPU have no GPU; set engine.server.count"
     for key, urls in (("engine.urls", engine.urls), ("engine.router", [engine.router] if engine.router else [])):
         if not all(url.startswith(("http://", "https://")) for url in urls):
             yield f"{key}: the url of a server must begin with http:// or https://"

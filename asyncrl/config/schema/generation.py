@@ -238,6 +238,12 @@ class ServerConfig:
         "number of servers that an actor starts and supervises; null: as many as its GPUs can hold, but at least one",
         "[1, inf)",
     )
+    per_gpu: int | None = option(
+        None,
+        "number of servers on each GPU; null: up to 4 for a small model with many episodes at once, else 1 "
+        "(docs/engines.md)",
+        "[1, inf)",
+    )
     port: int = option(
         0, "port of the first server; the next servers use the next ports; 0: any free ports", "[0, 65535]"
     )
@@ -245,7 +251,10 @@ class ServerConfig:
         1, "number of GPUs of one server, which divide each layer among them (tensor parallelism)", "[1, inf)"
     )
     memory: float | None = option(
-        None, "share of a GPU's memory for weights and cache; null: SGLang's default", "(0, 1)"
+        None,
+        "share of a GPU's memory for weights and cache, of all servers on it together; null: SGLang's default, or 0.85 "
+        "for several servers on a GPU",
+        "(0, 1)",
     )
     shared: list[int] = option(
         [],
@@ -268,6 +277,19 @@ class ServerConfig:
         devices = [value for name, value in pairwise(words) if name == DEVICE]
         # If the argument is repeated, a server takes the last value.
         return devices[-1] if devices else None
+
+    @property
+    def together(self) -> int:
+        """The number of servers on each GPU: one, until `per_gpu` is set."""
+        return self.per_gpu or 1
+
+    def gpus_of(self, count: int) -> int:
+        """The number of GPUs of `count` servers."""
+        return -(-count // self.together) * self.tp_size
+
+    def first_gpu(self, index: int) -> int:
+        """The position of the first GPU of server number `index` among the actor's GPUs."""
+        return index // self.together * self.tp_size
 
     @property
     def on_cpu(self) -> bool:

@@ -54,6 +54,7 @@ class Fleet:
     - `spans` records each segment, and each time that a push stops a server.
     - With `routed`, generations have the experts of their tokens.
     - `marks` are the placeholders of images.
+    - `loads` gives gauges of the servers' load.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Fleet:
         spans: Spans | None = None,
         routed: bool = False,
         marks: Sequence[int] = (),
+        loads: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._marks = marks
+        self._loads = loads
         self._spans = spans or NoSpans()
         self._discover = discover
         self._open_server = open_server
@@ -224,6 +227,7 @@ class Fleet:
             **self._pauses.counters,
             **self._canary_counters(),
             **(self._shared.counters() if self._shared is not None else {}),
+            **self._loads(),
         }
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 

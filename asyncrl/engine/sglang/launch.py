@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch
 
 from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.sglang.fitting import FRACTION
+from asyncrl.engine.sglang.load import LoadWatch, ServerLoad
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
 from asyncrl.masking import masked
@@ -45,23 +48,39 @@ KILLED_S = 30.0
 
 def server_count(server: ServerConfig) -> int:
     """The number of servers that an actor starts on the GPUs that it sees."""
-    return max(1, torch.cuda.device_count() // server.tp_size) if server.count is None else server.count
+    if server.count is not None:
+        return server.count
+    return max(1, torch.cuda.device_count() // server.tp_size) * server.together
+
+
+def memory_share(server: ServerConfig, index: int) -> float | None:
+    """The share of a GPU's memory that server number `index` and the other servers on its GPU may use; `None`: as much
+    as SGLang takes."""
+    return server.memory if index in server.shared or not server.shared else None
 
 
 def server_command(
-    engine: EngineConfig, model: ModelConfig, port: int, index: int, *, seed: int = 0, shares_gpus: bool = False
+    engine: EngineConfig,
+    model: ModelConfig,
+    port: int,
+    index: int,
+    *,
+    seed: int = 0,
+    shares_gpus: bool = False,
+    fitting: Sequence[str] = (),
 ) -> list[str]:
-    """The command line of the actor's server number `index`. `shares_gpus`: the learner uses the server's GPUs, too."""
+    """The command line of the actor's server number `index`. `shares_gpus`: the learner uses the server's GPUs, too.
+    `fitting`: the arguments that fit the server to the run (see fitting.py)."""
     server = engine.server
     source = source_of(model)
     command = [engine.python, "-m", "sglang.launch_server", "--model-path", source.path, "--dtype", model.dtype]
     if source.revision is not None:
         command += ["--revision", source.revision]
     command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(seed + index)]
-    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
+    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(server.first_gpu(index))]
     command += ["--sleep-on-idle"]
-    if server.memory is not None and (index in server.shared or not server.shared):
-        command += ["--mem-fraction-static", str(server.memory)]
+    if server.together == 1 and (memory := memory_share(server, index)) is not None:
+        command += [FRACTION, str(memory)]
     if engine.return_routed_experts:
         command += ["--enable-return-routed-experts"]
     if model.tokenizer is not None:
@@ -72,7 +91,7 @@ def server_command(
         command += [OVERRIDES_FLAG, json.dumps(overrides)]
     if shares_gpus and not server.on_cpu:
         command += ["--enable-memory-saver"]
-    return [*command, *server.arguments]
+    return [*command, *fitting, *server.arguments]
 
 
 class LaunchedServer:
@@ -104,6 +123,7 @@ class LaunchedServer:
         self._max_failures = max_failures
         self._was_killed = False
         self._turns = turns
+        self._watch = LoadWatch(log, self._pid, time.monotonic)
         if turns is not None:
             turns.add(self)
 
@@ -111,6 +131,13 @@ class LaunchedServer:
     def running(self) -> bool:
         """True if there is a process."""
         return self.process is not None
+
+    def load(self) -> ServerLoad:
+        """The load of the server since the last call."""
+        return self._watch.look()
+
+    def _pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
 
     def end(self) -> None:
         """Kill the process, if there is one. `keep` then starts another one."""

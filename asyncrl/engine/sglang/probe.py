@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ PROGRAM_S = 60.0
 VERSION_LINE = "asyncrl: sglang "
 """The beginning of the line with the version. Packages may print other lines when they are imported."""
 PRINT_VERSION = f"import sglang; print('\\n' + {VERSION_LINE!r} + sglang.__version__)"
+PRINT_INSTALLED = f"from importlib.metadata import version; print('\\n' + {VERSION_LINE!r} + version('sglang'))"
 FIND_SERVER = """
 import sys
 from importlib.machinery import PathFinder
@@ -36,8 +38,25 @@ if package is None or not PathFinder.find_spec("sglang.launch_server", package.s
 def sglang_version(python: str) -> tuple[str, str]:
     """Return the version of SGLang in a Python, and an empty reason. If SGLang cannot be imported, return an empty
     version and the reason."""
+    return _printed_version(python, PRINT_VERSION, {})
+
+
+def installed_version(python: str, environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the version of SGLang in a Python, such as (0, 5, 23), without an import of SGLang. If the version is not
+    found, log the reason, and return ()."""
+    version, reason = _printed_version(python, PRINT_INSTALLED, environment)
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    if numbers is None:
+        log.warning("engine.python=%s: the version of SGLang is unknown: %s", python, reason or version)
+        return ()
+    return tuple(int(number) for number in numbers.group().split("."))
+
+
+def _printed_version(python: str, code: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the version that `code` prints, and an empty reason. If it prints none, return an empty version and the
+    reason."""
     try:
-        printed, error = _run(python, PRINT_VERSION, {}, PROGRAM_S)
+        printed, error = _run(python, code, environment, PROGRAM_S)
     except TimeoutError as late:
         return "", str(late)
     found = [line.removeprefix(VERSION_LINE) for line in printed.splitlines() if line.startswith(VERSION_LINE)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -148,9 +148,11 @@ def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> No
     )
 
 
-def shared_servers(dealt: Mapping[str, Sequence[int]], gpus: Sequence[int], size: int, count: int) -> list[int]:
+def shared_servers(
+    dealt: Mapping[str, Sequence[int]], gpus: Sequence[int], first: Callable[[int], int], size: int, count: int
+) -> list[int]:
     """Return the indices of an actor's servers that share a GPU with the learner or a scorer. The actor has `count`
-    servers, each on `size` of its `gpus`.
+    servers, each on `size` of its `gpus`. `first` maps the index of a server to the position of its first GPU.
     """
     others = {gpu for role, each in dealt.items() if role != "actor" for gpu in each}
-    return [index for index in range(count) if not others.isdisjoint(gpus[index * size :][:size])]
+    return [index for index in range(count) if not others.isdisjoint(gpus[first(index) :][:size])]

@@ -65,8 +65,9 @@ def wishes_of(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, W
         if engine.kind == "embedded":
             wishes["actor"] = Wish("cluster.actors", 1, cluster.actors and processes, shares=True)
         elif engine.launches and not engine.server.on_cpu:
-            count = engine.server.count
-            unit = engine.server.tp_size * (processes if count is None else 1)
+            own = engine.server
+            count = None if own.count is None else own.gpus_of(own.count) // own.tp_size
+            unit = own.tp_size * (processes if count is None else 1)
             wishes["actor"] = Wish(_servers_key(demand, node, processes), unit, count and count * processes)
     if "scoring" in roles and (unit := demand.scorer_gpus):
         alone = not {"learner", "actor"} & set(roles)

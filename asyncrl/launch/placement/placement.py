@@ -54,6 +54,8 @@ class PlacedRole:
     cpus: int
     port: int | None = None
     """The first port at which others reach this process; 0: chosen at the start; `None`: it does not listen."""
+    servers: int = 0
+    """The number of servers that this process starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +223,17 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
         gpus = _part(own["actor"], index, max(1, len(own["actor"]) // counts["actor"]))
         actor = PlacedRole("actor", "actor", (), node.pool, node.host, gpus, torch, torch)
         if engine.launches:
-            servers = engine.server.count or max(1, len(gpus) // engine.server.tp_size)
+            servers = engine.server.count or max(1, len(gpus) // engine.server.tp_size) * engine.server.together
             port = engine.server.port and engine.server.port + index * servers
             arguments = [f"engine.server.count={servers}", *([f"engine.server.port={port}"] if port else [])]
             if "actor" in memory:
                 arguments += [f"engine.server.memory={memory['actor']}"]
-                shared = shared_servers(own, gpus, engine.server.tp_size, servers)
+                shared = shared_servers(own, gpus, engine.server.first_gpu, engine.server.tp_size, servers)
                 # A configured share is for every server, even for a server that shares its GPUs with no other role.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()
-            actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port)
+            actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port, servers=servers)
         elif engine.kind != "embedded":
             actor = replace(actor, gpus=None)
         yield actor

@@ -181,6 +181,9 @@ _WEIGHTS = (
 _SERVERS = (
     gauge("servers", "servers", "servers of the fleet now"),
     gauge("servers_ready", "servers", "servers that take requests now"),
+    gauge("servers_without_graphs", "servers", "servers that decode without CUDA graphs now"),
+    gauge("servers_queued", "requests", "requests that wait in servers of the actor now"),
+    gauge("scheduler_busy", "share", "share of a core that the busiest scheduler of the actor's servers takes"),
     gauge("servers_leased", "servers", "servers held back for an evaluation now"),
     counter("server_faults", "faults", "faults of servers since the start"),
     counter("server_updates", "updates", "updates of the servers' weights since the start"),

@@ -148,3 +148,19 @@ def test_the_command_line_has_what_was_configured() -> None:
     server.shared = [0]
     assert "--mem-fraction-static 0.7" in " ".join(server_command(config.engine, config.model, 31000, 0))
     assert "--mem-fraction-static" not in server_command(config.engine, config.model, 31000, 1), "its GPU is its own"
+
+
+def test_servers_that_share_a_gpu_have_its_number_and_no_share_of_what_is_free() -> None:
+    config = TrainConfig(model=ModelConfig(path="some/model"))
+    server = config.engine.server
+    server.per_gpu, server.memory = 2, 0.7
+    commands = [server_command(config.engine, config.model, 31000, index) for index in range(4)]
+    assert [command[command.index("--base-gpu-id") + 1] for command in commands] == ["0", "0", "1", "1"]
+    assert not any("--mem-fraction-static" in command for command in commands)
+
+
+def test_what_fits_the_run_comes_before_the_users_own_arguments() -> None:
+    config = TrainConfig(model=ModelConfig(path="some/model"))
+    config.engine.server.arguments = ["--attention-backend", "fa3"]
+    command = server_command(config.engine, config.model, 31000, 0, fitting=["--max-running-requests", "16"])
+    assert command[-4:] == ["--max-running-requests", "16", "--attention-backend", "fa3"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.engine.sglang.probe import without_sglang
+from asyncrl.engine.sglang.probe import installed_version, without_sglang
 from tests.engine.sglang.pythons import PACKAGES, python_with, script
 from tests.helpers import GENEROUS_S
 
@@ -60,3 +60,16 @@ def test_a_program_that_says_nothing_or_is_late_is_not_refused(
     assert caplog.messages == [
         f"engine.python={late}: it has not ended within 0.05 s, so it is unknown whether it has SGLang"
     ]
+
+
+def test_the_version_is_found_without_an_import_of_sglang(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    python = python_with(tmp_path, "python", *SERVER)
+    metadata = tmp_path / PACKAGES / "sglang-0.5.17.post1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.17.post1\n")
+    assert installed_version(python, {}) == (0, 5, 17)
+    assert caplog.messages == []
+    (bare := tmp_path / "bare").mkdir()
+    other = python_with(bare, "python", *SERVER)
+    assert installed_version(other, {}) == ()
+    assert "the version of SGLang is unknown" in caplog.text
