@@ -74,7 +74,7 @@ def _one_step(client: ReplayClient, generator: np.random.Generator, step: int) -
     client.label([make_labels(lease.trajectory.id, float(len(lease.trajectory))) for lease in leases])
     plan = client.plan(step)
     assert plan is not None
-    assert set(plan.ids) == sent.keys()
+    assert set(plan.ids) == sent.keys(), f"planned {plan}, sent {list(sent)}"
     for trajectory, labels in zip(client.fetch(plan.ids), client.labels(plan.ids), strict=True):
         _same(trajectory, sent[trajectory.id])
         assert (labels.trajectory_id, labels.reward) == (trajectory.id, len(trajectory))
