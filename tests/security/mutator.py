@@ -1,7 +1,7 @@
 """Messages as an enemy might send them: valid requests of every kind, damaged at random, by seed.
 
-Requests that are still valid orders (give me tickets, release what was trained) are left out: who may connect may give
-orders, and the honest clients beside the fuzz must get right answers.
+Requests that are still valid orders (give me tickets, plan a step without trajectories) are left out: who may connect
+may give orders, and the honest clients beside the fuzz must get right answers.
 """
 
 from __future__ import annotations
@@ -241,4 +241,6 @@ def is_order(frames: Frames) -> bool:
             return n > 0
         case protocol.RequireLabels() as request:
             return request.needs != NOTHING_NEEDED
+        case protocol.PlanAtOnce():
+            return True
     return False
