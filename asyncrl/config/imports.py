@@ -17,6 +17,8 @@ from asyncrl.errors import ConfigError
 from asyncrl.machine.process import is_ctrl_c
 from asyncrl.text import is_own, reason_of
 
+MEND = 'move it into a function, or into a block that begins with if __name__ == "__main__":'
+"""The advice for code that must not run when its module is imported."""
 FROM_FILE = "asyncrl_file_"
 """The names of modules that `load_file` makes begin with this."""
 
@@ -43,10 +45,12 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
             f"environment of asyncrl, put its folder on PYTHONPATH, or move {attribute} into a file of its own "
             "without that import"
         ) from error
+    except Exception as error:
+        raise _refusal(setting, error, form, path) from error
     except BaseException as error:
         if is_ctrl_c(error):
             raise
-        raise _refusal(setting, error, form, path) from error
+        raise ConfigError(f"{setting} cannot be imported ({reason_of(error)}): {MEND}") from error
 
 
 def module_of(path: str) -> str:

@@ -47,12 +47,17 @@ def _loaded(actor: ActorConfig) -> Iterator[tuple[str, type[Tool]]]:
             yield f"actor.verl_tools: {cls.schema['name']}", cls
 
 
-def _load(name: str) -> type[Tool]:
-    path = BUILT_IN.get(name, name)
-    if "." not in path:
+def refuse_unknown(name: str) -> None:
+    """Raises ConfigError: `name`, an item of `actor.tools`, is neither a built-in tool nor a path."""
+    if name not in BUILT_IN and "." not in name:
         known = ", ".join(BUILT_IN)
         hint = did_you_mean(name, BUILT_IN) or f"; use one of {known}, or the dotted path of a class"
         raise ConfigError(f"actor.tools: there is no tool {name!r}{hint}")
+
+
+def _load(name: str) -> type[Tool]:
+    refuse_unknown(name)
+    path = BUILT_IN.get(name, name)
     cls = imported(path, f"actor.tools: {name!r}", "the dotted path of a class, such as my_tools.Weather")
     if not (isinstance(cls, type) and issubclass(cls, Tool)):
         raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.tools.Tool")

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asyncrl.config.imports import file_of, imported, is_new_module, module_of
+from asyncrl.config.imports import MEND, file_of, imported, is_new_module, module_of
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.launch.preflight.trial import answered
 from asyncrl.machine.slow_code import watched_code
@@ -21,7 +21,6 @@ from asyncrl.text import reason_of
 from asyncrl.wire import Message
 
 PROGRAM = "asyncrl.launch.preflight.importing"
-MEND = 'move it into a function, or into a block that begins with if __name__ == "__main__":'
 
 
 @dataclass(frozen=True)

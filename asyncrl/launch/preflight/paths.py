@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,13 @@ def check_paths(
     scoring: ScoringConfig,
     stop: threading.Event | None = None,
 ) -> None:
-    """Raises DataError or ConfigError, with a line for each path and each built-in rule that does not exist;
+    """Raises DataError or ConfigError, with a line for each path, built-in tool and built-in rule that does not exist;
     StoppedError: `stop` was set."""
     files = missing_data(data, algorithm.sft.path)
     lines = [*files.values()]
     if not is_url(model.path) and (reason := missing_folder(model.path)):
         lines.append(f"model.path={model.path}: {reason}")
-    lines += _unknown_rules(scoring)
+    lines += _unknown_names(actor, scoring)
     lines += refused_imports(named_code(data, algorithm, actor, scoring), stop)
     if lines:
         raise (DataError if len(lines) == len(files) else ConfigError)("\n".join(lines))
@@ -99,7 +100,7 @@ def _of_tool(entry: Any) -> Iterator[NamedCode]:
 
 def _of_loops(options: Mapping[str, Any]) -> Iterator[NamedCode]:
     """Yield the classes of agent loops written for verl."""
-    loads = "asyncrl.compat.verl.agent_loops.player.import_loop"
+    loads = EXTENSIONS["actor.agent_options"]
     paths = [("default_agent_loop", options.get("default_agent_loop"))]
     if file := options.get("agent_loop_config_path"):
         try:
@@ -128,13 +129,16 @@ def _of_scoring(scoring: ScoringConfig) -> Iterator[NamedCode]:
     yield NamedCode(f"scoring.outcome_model.family={scoring.outcome_model.family}", scoring.outcome_model.family)
 
 
-def _unknown_rules(scoring: ScoringConfig) -> Iterator[str]:
-    """A line for each name that is neither a built-in rule nor a path."""
-    from asyncrl.scoring.rules.registry import refuse_unknown
+def _unknown_names(actor: ActorConfig, scoring: ScoringConfig) -> Iterator[str]:
+    """Yield a line for each name that is neither a built-in tool or rule nor a path."""
+    from asyncrl.scoring.rules.registry import refuse_unknown as refuse_unknown_rule
+    from asyncrl.tools.registry import refuse_unknown as refuse_unknown_tool
 
-    for code in _of_rules(scoring):
+    checks = [partial(refuse_unknown_tool, name) for name in actor.tools]
+    checks += [partial(refuse_unknown_rule, code.path, code.setting) for code in _of_rules(scoring)]
+    for check in checks:
         try:
-            refuse_unknown(code.path, code.setting)
+            check()
         except ConfigError as error:
             yield str(error)
 
