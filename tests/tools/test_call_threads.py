@@ -72,6 +72,7 @@ async def test_errors_of_a_call_reach_its_caller(error: BaseException, raised: t
         await CallThreads("tools").call(fail)
 
 
+@pytest.mark.slow
 def test_a_program_ends_although_a_call_hangs_and_waits_for_calls_that_do_not():
     program = (
         "import asyncio, threading, time\n"

@@ -189,6 +189,7 @@ def test_a_call_that_takes_too_long_is_an_error_that_names_its_row() -> None:
         manager("rate_limited", failing("hangs"), timeout=0.2, max_concurrent=3)(batch())
 
 
+@pytest.mark.slow
 def test_functions_that_hang_do_not_use_up_the_threads_of_later_calls() -> None:
     may_end = threading.Event()
 
@@ -204,6 +205,7 @@ def test_functions_that_hang_do_not_use_up_the_threads_of_later_calls() -> None:
     may_end.set()
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_an_error_that_names_its_row() -> None:
     with pytest.raises(ScoringError, match=r"row 1: compute_score failed for the response 'zzz': .*unfit"):
         manager("remote", unfit)(batch())

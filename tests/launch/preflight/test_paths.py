@@ -88,6 +88,7 @@ def test_all_code_that_a_configuration_names_is_found(config: TrainConfig):
     assert loops == {"m.Loop", "n.Loop"}
 
 
+@pytest.mark.slow
 def test_a_module_of_a_tool_or_a_loop_of_verl_that_ends_its_process_does_not_end_the_start(config: TrainConfig):
     Path("paths_ends.py").write_text("import os\nos._exit(0)\n")
     config.actor.verl_tools, config.actor.agent = [{"class_name": "paths_ends.Tool"}], "verl"
