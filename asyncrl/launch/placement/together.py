@@ -29,8 +29,7 @@ def settle_servers(
     from asyncrl.modelling.shapes import weight_files
 
     size = sum(file.stat().st_size for file in weight_files(model))
-    memory = gpu_bytes(pynvml)
-    if not size or memory is None:
+    if not size or (memory := gpu_bytes(pynvml)) is None:
         return False
     used = Counter(role.node for role in placement.of("actor") for _ in role.gpus or ())
     best = min(
