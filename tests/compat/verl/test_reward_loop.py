@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from asyncrl.compat.verl.rate_limits import AsyncTokenBucket, RequestGate, Reque
 from asyncrl.compat.verl.reward_loop import REWARD_MANAGER, RewardLoop
 from asyncrl.errors import ConfigError, ScoringError
 from tests.compat.verl.operations import CharTokenizer, judged_batch, score_mapping, score_number
-from tests.helpers import GENEROUS_S
+from tests.helpers import GENEROUS_S, until
 
 WRITTEN_FOR_VERL = "tests.data.verl.loop_manager"
 BRIEF = f"{WRITTEN_FOR_VERL}.BriefRewardManager"
@@ -196,12 +197,17 @@ def test_functions_that_hang_do_not_use_up_the_threads_of_later_calls() -> None:
     def score(solution_str: str, **_: Any) -> float:
         return 1.0 if solution_str != "zzz" else float(may_end.wait())
 
+    def rewards_of_others() -> float:
+        with suppress(ScoringError):  # On a busy machine their calls may take too long, too.
+            return float(with_limit(batch()[:1]).sum())
+        return 0.0
+
     with_limit = manager("rate_limited", score, timeout=0.05, max_concurrent=3)
     # The pool of asyncio has 32 threads at most.
     for _ in range(33):
-        with pytest.raises(ScoringError, match="row 1: compute_score took longer than timeout"):
-            with_limit(batch())
-    assert with_limit(batch()[:1]).sum().item() == 1.0
+        with pytest.raises(ScoringError, match="compute_score took longer than timeout"):
+            with_limit(batch()[1:2])
+    assert until(rewards_of_others) == 1.0
     may_end.set()
 
 
