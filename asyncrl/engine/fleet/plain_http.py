@@ -75,7 +75,7 @@ class PlainHttp:
         self._idle.clear()
 
     def _take(self, now: float) -> _Connection | None:
-        """The connection that was used last; None if none is open. PlainHttp that were idle too long are closed."""
+        """The connection that was used last; None if none is open. Closes connections that were idle too long."""
         while self._idle and self._idle[0][0] < now - self._keep_s:
             self._idle.popleft()[1].close()
         while self._idle:
