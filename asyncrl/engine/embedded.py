@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import EngineConfig, ModelConfig
-from asyncrl.config.schema.generation import LARGEST_INTEGER
+from asyncrl.config.schema.engine import LARGEST_INTEGER
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
 from asyncrl.engine.graphed.opening import open_passes
 from asyncrl.engine.own_weights import OwnWeights

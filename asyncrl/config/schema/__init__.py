@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from asyncrl.config.schema.actor import ActorConfig
 from asyncrl.config.schema.cluster import ClusterConfig, NetworkConfig
-from asyncrl.config.schema.generation import ActorConfig, EngineConfig, ServerConfig, WeightsConfig
+from asyncrl.config.schema.engine import EngineConfig, ServerConfig, WeightsConfig
 from asyncrl.config.schema.learner import (
     AlgorithmConfig,
     CriticConfig,

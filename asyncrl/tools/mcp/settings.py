@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from asyncrl.config.schema import ActorConfig
-from asyncrl.config.schema.generation import MOST_AT_ONCE
+from asyncrl.config.schema.actor import MOST_AT_ONCE
 from asyncrl.config.variables import with_variables
 from asyncrl.errors import ConfigError
 from asyncrl.masking import masked

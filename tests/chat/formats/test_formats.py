@@ -14,7 +14,7 @@ from asyncrl.chat.formats.base import WrittenCall
 from asyncrl.chat.formats.registry import FORMATS
 from asyncrl.chat.parsing import MalformedCall, parse_turn
 from asyncrl.config.option import options
-from asyncrl.config.schema.generation import ActorConfig
+from asyncrl.config.schema.actor import ActorConfig
 from asyncrl.types import ToolCall
 
 NAMES = pytest.mark.parametrize("name", FORMATS)
