@@ -153,6 +153,16 @@ def test_a_fine_tuning_that_may_not_resume_renders_nothing(model: Path, tmp_path
     assert not (tmp_path / config.run.name / "demonstrations").exists()
 
 
+def test_held_out_demonstrations_are_optional(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    config = make_config(model, tmp_path)
+    config.data.train, config.data.eval = [str(tmp_path / "train.jsonl")], None
+    config.model.path = str(tmp_path / "missing")
+    # The models are checked after the demonstrations.
+    with pytest.raises(ConfigError, match=r"model\.path=.*missing"):
+        run(config)
+
+
 @pytest.mark.parametrize("look", [run_with_store, read_run, words_of])
 def test_commands_about_episodes_say_what_to_do_with_a_fine_tuning(look: Callable[[str], Any], tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text("{}")
