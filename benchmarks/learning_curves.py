@@ -1,4 +1,4 @@
-"""How much do runs learn, over trained samples and over seconds? Reads finished runs, and runs nothing itself.
+"""Shows how much finished runs learned, over trained samples and over seconds. It runs nothing itself.
 
     python -m benchmarks.learning_curves gsm8k runs/lag0_seed0 runs/lag4_seed0 runs/lag4_seed1 --picture curves.png
     python -m benchmarks.learning_curves gsm8k runs/lag4_seed0 --evaluations runs/evaluations/*/evaluation.json
