@@ -153,13 +153,11 @@ def test_a_fine_tuning_that_may_not_resume_renders_nothing(model: Path, tmp_path
     assert not (tmp_path / config.run.name / "demonstrations").exists()
 
 
-def test_held_out_demonstrations_are_optional(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "response": "b"}')
-    config = make_config(model, tmp_path)
+def test_a_fine_tuning_needs_no_held_out_demonstrations(tmp_path: Path) -> None:
+    config = make_config(tmp_path / "no-model", tmp_path)
+    write_conversations(tmp_path / "train.jsonl", 3)
     config.data.train, config.data.eval = [str(tmp_path / "train.jsonl")], None
-    config.model.path = str(tmp_path / "missing")
-    # The models are checked after the demonstrations.
-    with pytest.raises(ConfigError, match=r"model\.path=.*missing"):
+    with pytest.raises(ConfigError, match="no-model"):  # The columns are checked before the model.
         run(config)
 
 
