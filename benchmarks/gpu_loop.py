@@ -101,7 +101,7 @@ async def measure(options: argparse.Namespace) -> bool:
     result = opened(options, loop)
     wanted = {case: seconds for case, seconds in cases(options).items() if case.label not in result.labels}
     labels = ", ".join(case.label for case in wanted)
-    say(f"{result.name}: max_lag {labels or 'none'}, {FIRST + options.steps} steps each, in {loop.folder}")
+    say(f"{result.name}: rows {labels or 'none'}, {FIRST + options.steps} steps each, in {loop.folder}")
     if not wanted:
         return True
     loop.prepare()
@@ -130,18 +130,18 @@ async def _run_all(loop: Loop, result: Result, wanted: Mapping[Case, float]) -> 
     """Run each case, and write the result after each."""
     for case, seconds in wanted.items():
         if time.monotonic() > loop.deadline:
-            say(f"no time left for {case.name}")
+            say(f"no time left for {case.words}")
             continue
-        say(case.name)
+        say(case.words)
         try:
             row = figures(await loop.run(case, seconds), result.content["bare_tokens_per_s"])
         except (AsyncrlError, ValueError) as error:
-            say(f"{case.name}: {error}")
+            say(f"{case.words}: {error}")
             result.content["failed"][case.label] = str(error)
         else:
             result.add({**case.row, **row})
             say(
-                f"{case.name}: {row['samples_per_s']:.2f} samples/s, learner idle {row['learner_idle']:.0%}, "
+                f"{case.words}: {row['samples_per_s']:.2f} samples/s, learner idle {row['learner_idle']:.0%}, "
                 f"fleet idle {row['fleet_idle']:.0%}, {row['fleet_to_bare']:.0%} of the bare rate, "
                 f"stop of a push (median, p95, max) {stops(row['push']) or '-'} ms"
             )
@@ -151,6 +151,15 @@ async def _run_all(loop: Loop, result: Result, wanted: Mapping[Case, float]) -> 
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = command_line()
+    options = parser.parse_args(arguments)
+    options.out = options.out or options.dir
+    if problem := refusal(options, torch.cuda.device_count()):
+        parser.error(problem)
+    return options
+
+
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", help="a Python that has sglang, or a script that starts one")
     parser.add_argument(
@@ -220,11 +229,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "are the default",
     )
     parser.add_argument("--resume", action="store_true", help="keep the rows that the result of that name has")
-    options = parser.parse_args(arguments)
-    options.out = options.out or options.dir
-    if problem := refusal(options, torch.cuda.device_count()):
-        parser.error(problem)
-    return options
+    return parser
 
 
 def refusal(options: argparse.Namespace, gpus: int) -> str:

@@ -61,9 +61,13 @@ def compared(rows: Sequence[Row]) -> list[str]:
     if not others:
         return []
     best = max(others, key=lambda row: row["samples_per_s"])
-    ratios = [f"{best['samples_per_s'] / rate:.2f} times {BASELINES[name]}" for name, rate in baselines.items()]
+    ratios = [
+        f"{best['samples_per_s'] / baselines[name]:.2f} times {words}"
+        for name, words in BASELINES.items()
+        if name in baselines
+    ]
     shares = [*ratios, f"{best['fleet_to_bare']:.0%} of the tokens/s of a bare client"]
-    return [f"max_lag {label(best)}: {best['samples_per_s']:.2f} samples/s, {', '.join(shares)}"]
+    return [f"fastest: max_lag {label(best)}, {best['samples_per_s']:.2f} samples/s, {', '.join(shares)}"]
 
 
 def _cells(row: Row, baselines: Mapping[str, float]) -> tuple[str, ...]:

@@ -77,6 +77,10 @@ class Case:
         return label(self.row)
 
     @property
+    def words(self) -> str:
+        return COLOCATED if self.colocated else f"max_lag {self.max_lag}"
+
+    @property
     def name(self) -> str:
         """The name of the run."""
         return COLOCATED if self.colocated else f"lag-{self.max_lag}"
