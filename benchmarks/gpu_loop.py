@@ -1,12 +1,11 @@
 """Measures the whole loop of engine, actor and learner, on one shared GPU or on several.
 
-    python -m benchmarks.gpu_loop --python PYTHON --size 0.6B --gpus 2 --lags 0 1 2 4 8 --colocated
     python -m benchmarks.gpu_loop --python PYTHON --size 0.6B --gpus 2 --workload short --lags 0 4 --colocated
-    python -m benchmarks.gpu_loop --engine embedded --size 0.6B --gpus 1 --workload short --lags 0 4
-    python -m benchmarks.gpu_loop --engine embedded --size tiny --gpus 0 --lags 0 4 --steps 4
 
-It measures the token rate of a bare client, over SGLang servers that it starts with the Python at PYTHON, or over the
-embedded engine. Then it trains a random model with `asyncrl train` at each age bound over the same servers.
+It starts SGLang servers with the Python at PYTHON, and measures the token rate of a bare client. Then it trains a
+random model with `asyncrl train` at each age bound over the same servers. The embedded engine needs no PYTHON:
+
+    python -m benchmarks.gpu_loop --engine embedded --size tiny --gpus 0 --lags 0 4 --steps 4
 
 `loop_workload.yaml` has the distributions of the episodes: `heavy` has heavy-tailed turns and waits, `short` the short
 turns of tool calls. There are two baselines. `max_lag = 0` is synchronous training with the same code and GPUs.
@@ -102,11 +101,12 @@ async def measure(options: argparse.Namespace) -> bool:
     wanted = {case: seconds for case, seconds in cases(options).items() if case.label not in result.labels}
     labels = ", ".join(case.label for case in wanted)
     say(f"{result.name}: rows {labels or 'none'}, {FIRST + options.steps} steps each, in {loop.folder}")
-    if not wanted:
+    over_servers = {case: seconds for case, seconds in wanted.items() if not case.colocated}
+    lacks_bare = "bare_tokens_per_s" not in result.content
+    if not wanted and not lacks_bare:
         return True
     loop.prepare()
-    over_servers = {case: seconds for case, seconds in wanted.items() if not case.colocated}
-    if over_servers or "bare_tokens_per_s" not in result.content:
+    if over_servers or lacks_bare:
         async with loop.servers():
             await _measure_bare(loop, result)
             await _run_all(loop, result, over_servers)
@@ -124,6 +124,7 @@ async def _measure_bare(loop: Loop, result: Result) -> None:
     if "bare_tokens_per_s" not in result.content:
         result.content["bare_tokens_per_s"] = round(await loop.bare(), 1)
     say(f"a bare client gets {result.content['bare_tokens_per_s']:.0f} tokens/s")
+    result.write()
 
 
 async def _run_all(loop: Loop, result: Result, wanted: Mapping[Case, float]) -> None:
@@ -194,7 +195,8 @@ def command_line() -> argparse.ArgumentParser:
         type=int,
         nargs="*",
         default=list(LAGS),
-        help=f"age bounds, in this order; none: only the other rows; default: {' '.join(map(str, LAGS))}",
+        help="age bounds, in this order; none: only a bare client, and --colocated; "
+        f"default: {' '.join(map(str, LAGS))}",
     )
     parser.add_argument(
         "--colocated",
@@ -235,11 +237,9 @@ def command_line() -> argparse.ArgumentParser:
 def refusal(options: argparse.Namespace, gpus: int) -> str:
     """The reason why a machine with `gpus` GPUs cannot measure with these options. Empty: it can."""
     runs = len(options.lags) + options.colocated
-    if not runs:
-        return "--lags names no age bound: name one, or add --colocated"
     if options.gpus > gpus:
         return f"--gpus {options.gpus}: this machine has {gpus}"
-    if len(options.lag_seconds) not in (1, runs):
+    if len(options.lag_seconds) > 1 and len(options.lag_seconds) != runs:
         return f"--lag-seconds has {len(options.lag_seconds)} numbers for {runs} runs"
     if options.engine == "embedded":
         return _embedded_refusal(options)

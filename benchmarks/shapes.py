@@ -46,7 +46,7 @@ SHAPES = {
 
 
 CHANNEL, SETTLED, CORRECTIONS = 0.5, 32, 4
-"""For `end_turns`: the first channel of embeddings, the first position that counts, the number of corrections."""
+"""The first channel of embeddings in `end_turns`, its first position that counts, and its number of corrections."""
 
 
 def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:

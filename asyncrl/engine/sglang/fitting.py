@@ -12,7 +12,7 @@ of 135M parameters and short turns gave these tokens per second (SGLang 0.5.17):
 
 The graphs of prefill are SGLang's default, and stay as they are.
 
-An agent may request several turns of an episode at once, and nobody knows how many. So its servers get graphs for
+An agent may request several turns of an episode at once, and their number is unknown. So its servers get graphs for
 `PARALLEL` requests of each episode, and no limit of requests: a limit would let requests wait.
 
 A server's scheduler is one process, which is then busy all the time, while the GPU is busy for 29% of it. So several
