@@ -45,8 +45,9 @@ SHAPES = {
 }
 
 
-CHANNEL, SETTLED, CORRECTIONS = 0.5, 32, 4
-"""The first channel of embeddings in `end_turns`, its first position that counts, and its number of corrections."""
+LARGER, CHANNEL, SETTLED, CORRECTIONS = 20.0, 10.0, 32, 4
+"""The constants of `end_turns`: the factor of embeddings, the value of their first channel, the first position that
+counts, and the number of corrections."""
 
 
 def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
@@ -78,7 +79,10 @@ def end_turns(model: Any, end: int, mean: float) -> None:
     All embeddings get the same value in the first channel, to which no layer adds anything. So the final hidden states
     share it. The head has the embeddings' weights: a larger first channel of `end` raises its logit at each position.
     """
-    embeddings = model.get_input_embeddings().weight.data
+    # An update adds about as much to a channel in any model. Compared with large embeddings it is little, so training
+    # hardly changes the probability. The final norm undoes the factor.
+    embeddings = model.get_input_embeddings().weight.data.mul_(LARGER)
+    model.model.norm.weight.data.div_(LARGER)
     embeddings[:, 0] = CHANNEL
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data[0] = 0
