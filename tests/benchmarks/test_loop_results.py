@@ -1,4 +1,4 @@
-"""What benchmarks.gpu_loop is asked for, what it keeps of a result, and what benchmarks.loop_report says of it."""
+"""The options and results of benchmarks.gpu_loop, and the report of benchmarks.loop_report."""
 
 from __future__ import annotations
 
