@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from asyncrl.arithmetic import calculate
 from asyncrl.scoring.rules.exact_number import MARK, final_number
@@ -24,7 +24,7 @@ _LAST_TURN = "assistant\n"
 """The text that the chat template puts before the assistant's turn, without its special tokens."""
 
 
-class Calculator(BaseTool):
+class Calculator(BaseTool):  # type: ignore[misc]
     """asyncrl's calculator."""
 
     async def create(self, instance_id: str | None = None, **_: Any) -> tuple[str, ToolResponse]:
@@ -76,6 +76,13 @@ class BoundedEpisode(ToolAgentLoop):  # type: ignore[misc]
 
 class FrequentSampler(ReplayBuffer):  # type: ignore[misc]
     """verl's own replay buffer. It looks every POLL_S seconds for finished groups, instead of every 2 seconds."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "poll_interval": POLL_S})
+
+
+class FrequentAsyncSampler(ReplayBufferAsync):  # type: ignore[misc]
+    """The same for verl's asynchronous trainers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "poll_interval": POLL_S})

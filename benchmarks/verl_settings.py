@@ -1,8 +1,8 @@
 """The settings of both sides of benchmarks.versus_verl: the same work, and for each program what is fastest for it.
 
-verl's settings follow the advice of its documentation for small models: the rollout's engine has CUDA graphs for all
-its requests, batches are packed to a number of tokens, no gradient checkpoints, fused log-probs, no reference policy,
-and the engine's log-probs are not computed again. Both sides truncate importance weights of tokens at 2.
+verl's settings follow the advice of its documentation for small models. Its engine has CUDA graphs for all requests,
+passes are packed to a number of tokens, and kernels are fused. There are no gradient checkpoints and no reference
+policy, and log-probs of the engine are not computed again. Both sides truncate importance weights of tokens at 2.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ import yaml
 from asyncrl.config.quoting import as_word
 from asyncrl.tools.calculator import Calculator
 
-PARTS = "benchmarks.verl_grpo"
-"""The module that verl's processes import."""
+PARTS, ATTENTION = "benchmarks.verl_grpo", "benchmarks.verl_attention"
+"""The modules that verl's processes import."""
+STAND_IN = "flash_attn-2.8.3"
+_PADDING = (
+    "from transformers.modeling_flash_attention_utils import _pad_input as pad_input, _unpad_input as unpad_input"
+)
 MODULES = {"verl-async": "verl.experimental.fully_async_policy.fully_async_main"}
 SYNCHRONOUS = "verl.trainer.main_ppo"
 TRIED = 1000000
@@ -37,8 +41,8 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides train. Numbers of tokens are for one turn, a whole episode, and a pass of the learner; `at_once`
-    is the number of episodes at once."""
+    """The training of both sides. `at_once` is the number of episodes at once, and `micro_tokens` the size of a pass of
+    the learner."""
 
     model: Path
     train: Path
@@ -77,6 +81,18 @@ def write_parts(folder: Path, work: Work) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [tool]}, sort_keys=False))
     (folder / "loops.yaml").write_text(yaml.safe_dump([loop], sort_keys=False))
+
+
+def write_stand_in(folder: Path) -> None:
+    """Write a package `flash_attn` into a folder. transformers and verl look for its name and version."""
+    package, about = folder / "flash_attn", folder / f"{STAND_IN}.dist-info"
+    for each in (package, about):
+        each.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(f"from {ATTENTION} import *\n")
+    (package / "bert_padding.py").write_text(f"{_PADDING}\n")
+    name, _, version = STAND_IN.partition("-")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (about / "top_level.txt").write_text(f"{name}\n")
 
 
 def verl_module(side: str) -> str:

@@ -48,6 +48,7 @@ from benchmarks.verl_settings import (
     verl_settings,
     words,
     write_parts,
+    write_stand_in,
 )
 
 SIDES = ("verl-sync", "verl-ahead", "verl-async", "asyncrl-servers", "asyncrl-embedded")
@@ -58,7 +59,7 @@ FIRST = 2
 """The number of first steps that no rate counts: kernels are compiled in them."""
 POLL_S = 0.5
 STOP_S = 30.0
-PACKAGES = ("verl", "ray", "sglang", "torch", "transformers", "tensordict", "liger-kernel", "asyncrl")
+PACKAGES = ("verl", "ray", "sglang", "torch", "transformers", "liger-kernel", "flash-attn", "asyncrl")
 _VERSIONS = """
 import json, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -87,7 +88,7 @@ class Evaluation(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What a run has done so far."""
+    """The steps and evaluations of a run so far."""
 
     steps: Sequence[Step]
     evaluations: Sequence[Evaluation]
@@ -196,13 +197,26 @@ def label_of(side: str, max_lag: int) -> str:
     return side if side == "verl-sync" else f"{side}-lag{max_lag}"
 
 
+def environment_of(side: str, folder: Path, has_attention: bool) -> dict[str, str]:
+    """The environment of a run. A Python of verl without flash-attn gets a stand-in."""
+    paths = [str(ROOT)]
+    if side.startswith("verl") and not has_attention:
+        write_stand_in(folder / "stand_in")
+        paths.append(str(folder / "stand_in"))
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+
+
 def played(
-    command: Sequence[str], log: Path, run: VerlRun | AsyncrlRun, options: argparse.Namespace, look: Callable[[], None]
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    run: VerlRun | AsyncrlRun,
+    options: argparse.Namespace,
+    look: Callable[[], None],
 ) -> Curve:
-    """Run a command until the time of the run is over or it ends, and return what it has done. `look` is called each
+    """Run a command until the time of the run is over or it ends, and return its steps. `look` is called each
     second. Raises SystemExit: it ended, or `options.start_seconds` were over, before its first step.
     """
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     end = time.monotonic() + options.start_seconds
     process = start_guarded(command, log, environment)
     begun = False
@@ -282,9 +296,11 @@ def main() -> None:
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     run = VerlRun(log) if options.side.startswith("verl") else AsyncrlRun(folder)
     pynvml.nvmlInit()
+    packages = versions(options.python)
+    environment = environment_of(options.side, folder, "flash-attn" in packages)
     use, launched = Use(), time.time()
-    curve = played(command, log, run, options, lambda: use.read(pynvml))
-    row = {**figures(curve, use, work.batch, launched), "versions": versions(options.python), "command": command}
+    curve = played(command, log, environment, run, options, lambda: use.read(pynvml))
+    row = {**figures(curve, use, work.batch, launched), "versions": packages, "command": command}
     print(f"{label}: {row['samples_per_s']} samples/s, {row['seconds_of_a_step']} s a step, accuracy {row['accuracy']}")
     names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(work.gpus)]
     print(

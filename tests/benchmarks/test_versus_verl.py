@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from torch.testing import assert_close
 
+from benchmarks.verl_attention import flash_attn_func, flash_attn_varlen_func
 from benchmarks.verl_log import Console, row_of
 from benchmarks.verl_settings import Work, asyncrl_settings, verl_settings, words, write_parts
 from benchmarks.versus_verl import (
@@ -19,6 +23,7 @@ from benchmarks.versus_verl import (
     command_line,
     command_of,
     curve_of,
+    environment_of,
     figures,
     label_of,
     work_of,
@@ -148,3 +153,32 @@ def test_a_result_keeps_the_other_sides(tmp_path: Path) -> None:
         "verl-sync": {"samples_per_s": 3.0},
         "asyncrl-servers-lag4": {"samples_per_s": 2.0},
     }
+
+
+def test_a_python_of_verl_without_flash_attn_gets_a_stand_in(tmp_path: Path) -> None:
+    assert "stand_in" not in environment_of("asyncrl-servers", tmp_path, has_attention=False)["PYTHONPATH"]
+    assert "stand_in" not in environment_of("verl-sync", tmp_path, has_attention=True)["PYTHONPATH"]
+    assert str(tmp_path / "stand_in") in environment_of("verl-sync", tmp_path, has_attention=False)["PYTHONPATH"]
+    (found,) = distributions(path=[str(tmp_path / "stand_in")])
+    assert (found.metadata["Name"], found.version, found.read_text("top_level.txt")) == (
+        "flash_attn",
+        "2.8.3",
+        "flash_attn\n",
+    )
+
+
+def test_the_stand_in_attends_as_the_plain_formula() -> None:
+    query, key, value = (torch.randn(2, 5, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    wide = (each.repeat_interleave(2, 2) for each in (key, value))
+    q, k, v = (each.transpose(1, 2) for each in (query, *wide))
+    scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    assert_close(flash_attn_func(query, key, value, causal=True), (scores.softmax(-1) @ v).transpose(1, 2))
+
+
+def test_packed_sequences_reach_the_kernel_of_pytorch() -> None:
+    # There is no such kernel for the CPU, so this checks shapes and the gradient's path only.
+    query, key = (torch.empty(10, heads, 64, dtype=torch.bfloat16, device="meta") for heads in (9, 3))
+    ends = torch.empty(3, dtype=torch.int64, device="meta")
+    output = flash_attn_varlen_func(query.requires_grad_(), key, key, ends, ends, 6, 6, causal=True)
+    assert output.shape == query.shape
+    assert output.grad_fn is not None
