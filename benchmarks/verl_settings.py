@@ -27,6 +27,8 @@ MODULES = {"verl-async": "verl.experimental.fully_async_policy.fully_async_main"
 SYNCHRONOUS = "verl.trainer.main_ppo"
 TRIED = 1000000
 """More steps, epochs and tasks than any run has: its seconds end it."""
+BACKENDS = {"attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none"}
+"""SGLang's parts on both sides. The model's heads have 64 values, for which a trimmed SGLang has no other kernels."""
 ENVIRONMENT = {
     # Ray would kill workers on a machine whose reported memory grows while it is used.
     "RAY_memory_monitor_refresh_ms": "0",
@@ -34,7 +36,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",
     "HYDRA_FULL_ERROR": "1",
-    # NCCL needs the value that SGLang's servers have (its own documentation says why).
+    # SGLang's servers set this for themselves, and both ends of a transfer need the same.
     "NCCL_CUMEM_ENABLE": "0",
 }
 
@@ -147,9 +149,7 @@ def _common(work: Work, folder: Path) -> dict[str, Any]:
         f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.max_num_seqs": work.at_once,
         f"{rollout}.calculate_log_probs": True,
-        f"{sglang}.attention_backend": "triton",
-        f"{sglang}.sampling_backend": "pytorch",
-        f"{sglang}.grammar_backend": "none",
+        **{f"{sglang}.{key.replace('-', '_')}": value for key, value in BACKENDS.items()},
         f"{sglang}.cuda_graph_max_bs_decode": work.at_once,
         f"{rollout}.multi_turn.enable": True,
         f"{rollout}.multi_turn.format": "hermes",
@@ -246,7 +246,7 @@ def asyncrl_settings(side: str, work: Work, folder: Path, servers_python: str) -
         engine = {
             "engine": "sglang",
             "engine.python": servers_python,
-            "engine.server.arguments": ["--attention-backend", "triton", "--sampling-backend", "pytorch"],
+            "engine.server.arguments": [f"--{key}={value}" for key, value in BACKENDS.items()],
         }
     return {
         "experiment": "gsm8k_calculator",

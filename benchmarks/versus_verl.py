@@ -199,11 +199,13 @@ def label_of(side: str, max_lag: int) -> str:
 
 def environment_of(side: str, folder: Path, has_attention: bool) -> dict[str, str]:
     """The environment of a run. A Python of verl without flash-attn gets a stand-in."""
-    paths = [str(ROOT)]
-    if side.startswith("verl") and not has_attention:
-        write_stand_in(folder / "stand_in")
-        paths.append(str(folder / "stand_in"))
-    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+    paths, more = [str(ROOT)], {}
+    if side.startswith("verl"):
+        more = dict(ENVIRONMENT)
+        if not has_attention:
+            write_stand_in(folder / "stand_in")
+            paths.append(str(folder / "stand_in"))
+    return {**more, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
 
 
 def played(
