@@ -225,7 +225,8 @@ def played(
     try:
         while process.poll() is None and time.monotonic() < end:
             look()
-            if not begun and run.curve().steps:
+            # The console of verl has no times, so it is read all the time.
+            if run.curve().steps and not begun:
                 begun, end = True, time.monotonic() + options.seconds
             time.sleep(POLL_S)
         process.terminate()

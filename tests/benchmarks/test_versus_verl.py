@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import distributions
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,12 +22,14 @@ from benchmarks.versus_verl import (
     Evaluation,
     Step,
     Use,
+    VerlRun,
     command_line,
     command_of,
     curve_of,
     environment_of,
     figures,
     label_of,
+    played,
     work_of,
     written,
 )
@@ -33,6 +37,7 @@ from tests.runs.support import write_run
 
 RAY = "(TaskRunnerV1 pid=4711) "
 ACCURACY = "val-core/openai/gsm8k/acc/mean@1"
+GIVEN = ("--model", "m", "--train", "t", "--held-out", "h", "--side", "verl-sync")
 WORK = Work(Path("m"), Path("train.parquet"), Path("test.parquet"))
 
 
@@ -182,3 +187,34 @@ def test_packed_sequences_reach_the_kernel_of_pytorch() -> None:
     output = flash_attn_varlen_func(query.requires_grad_(), key, key, ends, ends, 6, 6, causal=True)
     assert output.shape == query.shape
     assert output.grad_fn is not None
+
+
+def test_the_utilisation_of_every_gpu_is_read() -> None:
+    nvml = SimpleNamespace(
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=50 + index),
+    )
+    use = Use()
+    use.read(nvml)
+    ((_, shares),) = use.samples
+    assert shares == [0.5, 0.51]
+
+
+@pytest.mark.slow
+def test_a_run_is_ended_some_time_after_its_first_step(tmp_path: Path) -> None:
+    log, looks = tmp_path / "verl.log", []
+    lines = "".join(step_line(step, 2.0) for step in (1, 2, 3))
+    program = f"import time\nprint({lines!r}, flush=True)\ntime.sleep(600)"
+    options = command_line().parse_args([*GIVEN, "--seconds", "0.1", "--start-seconds", "300"])
+    curve = played([sys.executable, "-c", program], log, {}, VerlRun(log), options, lambda: looks.append(1))
+    assert [step.seconds for step in curve.steps] == [2.0, 2.0, 2.0]
+    assert looks
+
+
+@pytest.mark.slow
+def test_a_run_without_a_step_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    options = command_line().parse_args([*GIVEN, "--start-seconds", "300"])
+    with pytest.raises(SystemExit, match=r"no step was trained within 300 s; the end of .*verl\.log:\n.*no GPU here"):
+        played([sys.executable, "-c", "print('no GPU here')"], log, {}, VerlRun(log), options, lambda: None)
