@@ -29,6 +29,7 @@ from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.engine.fleet.server import Segment, ServerFaultError, as_segment, check_overrides
 from asyncrl.engine.fleet.update import Update
 from asyncrl.engine.sglang.facts import facts_of
+from asyncrl.engine.sglang.inside import LOADER
 from asyncrl.engine.sglang.launch import OVERRIDES_FLAG
 from asyncrl.engine.sglang.requests import (
     RoutingRequest,
@@ -116,6 +117,7 @@ class SglangServer:
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
         self._end.ranks = int(info.get("tp_size") or 1)
+        self._end.keeps_none = _why_it_keeps_none(info)
         self.precision = _precision(info)
         longest = info.get("context_length")
         if longest and int(longest) < self._context:
@@ -147,6 +149,9 @@ class SglangServer:
         """Check the server (see `InferenceServer`)."""
         # The scheduler answers `/server_info` during a pause, too, but `/health` answers 503 then.
         await self._get("server_info")
+        await self._check_label()
+
+    async def _check_label(self) -> None:
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
             raise ServerFaultError(f"{self.url} has weights {model.get('weight_version')!r}, not {self._label!r}")
@@ -194,6 +199,9 @@ class SglangServer:
 
     async def prepare(self, update: Update) -> None:
         await self._by_a_route(lambda route: route.prepare(update))
+        if not self._end.keeps_none:
+            # A server that was restarted keeps no buffer. This must be found out before the load refers to the buffer.
+            await self._check_label()
 
     async def load(self, update: Update) -> None:
         await self._by_a_route(lambda route: route.send(update))
@@ -254,6 +262,18 @@ class SglangServer:
 
     async def _post(self, path: str, body: Any = None) -> None:
         await self._http.post(path, body, CONTROL_S)
+
+
+def _why_it_keeps_none(info: Mapping[str, Any]) -> str:
+    """The reason why the server keeps no buffer of weights open (see routes/kept.py); "" if it does."""
+    if LOADER not in (info.get("custom_weight_loader") or ()):
+        return f"the server was started without --custom-weight-loader {LOADER}"
+    if any(int(info.get(name) or 1) > 1 for name in ("tp_size", "pp_size", "dp_size")):
+        # SGLang copies the buffer to the GPU of each process, and the copies would not change with the buffer.
+        return "the server has several GPUs"
+    if info.get("enable_memory_saver"):
+        return "the server gives its GPU to the learner in turns, and an open buffer would take memory there"
+    return ""
 
 
 def _precision(info: Mapping[str, Any]) -> str:
