@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -88,12 +88,13 @@ class KeptWeights:
             # The model took tensors of the buffer as its own, but the buffer will change.
             recorder.reason = recorder.reason or "it uses loaded tensors without copying them"
             model.load_weights(_views(self._flat.clone(), self._layout))
-        reason = recorder.reason or _overlap(recorder.copies, recorder.fills)
+        copies = _last_copies(recorder.copies)
+        reason = recorder.reason or ("it copies twice to the same memory" if _overlap(copies) else "")
         if reason != self.reason:
             shown = f"at each push by name, because of its loader: {reason}" if reason else "by copies at once"
             logger.info("asyncrl loads the weights of %s %s", type(model).__name__, shown)
         self.reason = reason
-        self._copies, self._places = _by_dtypes(recorder.copies), _places(model)
+        self._copies, self._places = _by_dtypes(copies), _places(model)
 
     def _synchronize(self) -> None:
         if self._flat.is_cuda:
@@ -101,13 +102,15 @@ class KeptWeights:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the copies from the storage of `flat` into the tensors of `model`, and the constants that fill parts of
-    them. `reason` names the first operation of any other kind; "" if there is none."""
+    """Records the copies from the storage of `flat` into the tensors of `model`.
+
+    Constants may fill other parts of these tensors, such as the rows that pad a vocabulary. `reason` says what else
+    happened; "" if there was nothing.
+    """
 
     def __init__(self, flat: torch.Tensor, model: Any) -> None:
         super().__init__()
         self.copies: list[Copy] = []
-        self.fills: list[torch.Tensor] = []
         self.reason = ""
         self._flat = _storage(flat)
         self._own = {_storage(tensor) for _, tensor in _tensors(model)}
@@ -116,10 +119,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         target = args[0] if args else None
+        if isinstance(target, torch.Tensor) and not target.numel():
+            return result
         if func is aten.copy_.default and self._is_plain(*args[:2]):
             self.copies.append((args[0], args[1]))
         elif func in (aten.fill_.Scalar, aten.zero_.default) and _storage(target) in self._own:
-            self.fills.append(target)
+            if _overlap_with(target, self.copies):
+                self.reason = self.reason or "it sets loaded weights to a constant"
         elif not self._is_view(func, result):
             self.reason = self.reason or f"it calls {func}"
         return result
@@ -156,10 +162,24 @@ def _places(model: Any) -> list[Any]:
     return [(name, each.data_ptr(), each.shape, each.stride(), each.dtype) for name, each in _tensors(model)]
 
 
-def _overlap(copies: Sequence[Copy], fills: Sequence[torch.Tensor]) -> str:
-    """The reason why the order of these writes matters; "" if it does not."""
-    spans = sorted(_span(each) for each in (*(target for target, _ in copies), *fills) if each.numel())
-    return "it writes some memory twice" if any(end > start for (_, end), (start, _) in pairwise(spans)) else ""
+def _last_copies(copies: Sequence[Copy]) -> list[Copy]:
+    """The last copy to each target. Tied embeddings, for instance, are loaded once for the input and once for the
+    output."""
+    last = {(target.data_ptr(), target.shape, target.stride()): (target, source) for target, source in copies}
+    return list(last.values())
+
+
+def _overlap(copies: Iterable[Copy]) -> bool:
+    """True if two copies may write the same memory, so that their order matters."""
+    spans = sorted(_span(target) for target, _ in copies)
+    return any(end > start for (_, end), (start, _) in pairwise(spans))
+
+
+def _overlap_with(tensor: torch.Tensor, copies: Iterable[Copy]) -> bool:
+    """True if `tensor` may have memory to which one of the `copies` writes."""
+    start, end = _span(tensor)
+    spans = (_span(target) for target, _ in copies if _storage(target) == _storage(tensor))
+    return any(other_end > start and end > other_start for other_start, other_end in spans)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
