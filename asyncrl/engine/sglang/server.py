@@ -29,7 +29,6 @@ from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.engine.fleet.server import Segment, ServerFaultError, as_segment, check_overrides
 from asyncrl.engine.fleet.update import Update
 from asyncrl.engine.sglang.facts import facts_of
-from asyncrl.engine.sglang.inside import LOADER
 from asyncrl.engine.sglang.launch import OVERRIDES_FLAG
 from asyncrl.engine.sglang.requests import (
     RoutingRequest,
@@ -39,6 +38,7 @@ from asyncrl.engine.sglang.requests import (
     read_segment,
 )
 from asyncrl.engine.sglang.routes.base import CONTROL_S, ServerEnd, ServerRoute
+from asyncrl.engine.sglang.routes.kept import reason_to_keep_none
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings, open_server_routes
 from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Sampling
@@ -117,7 +117,7 @@ class SglangServer:
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
         self._end.ranks = int(info.get("tp_size") or 1)
-        self._end.keeps_none = _why_it_keeps_none(info)
+        self._end.keeps_none = reason_to_keep_none(info)
         self.precision = _precision(info)
         longest = info.get("context_length")
         if longest and int(longest) < self._context:
@@ -262,18 +262,6 @@ class SglangServer:
 
     async def _post(self, path: str, body: Any = None) -> None:
         await self._http.post(path, body, CONTROL_S)
-
-
-def _why_it_keeps_none(info: Mapping[str, Any]) -> str:
-    """The reason why the server keeps no buffer of weights open (see routes/kept.py); "" if it does."""
-    if LOADER not in (info.get("custom_weight_loader") or ()):
-        return f"the server was started without --custom-weight-loader {LOADER}"
-    if any(int(info.get(name) or 1) > 1 for name in ("tp_size", "pp_size", "dp_size")):
-        # SGLang copies the buffer to the GPU of each process, and the copies would not change with the buffer.
-        return "the server has several GPUs"
-    if info.get("enable_memory_saver"):
-        return "the server gives its GPU to the learner in turns, and an open buffer would take memory there"
-    return ""
 
 
 def _precision(info: Mapping[str, Any]) -> str:

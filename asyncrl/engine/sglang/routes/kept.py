@@ -14,9 +14,11 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
+from asyncrl.engine.sglang.inside import LOADER
 from asyncrl.engine.sglang.routes.base import fill_from_host
 from asyncrl.engine.sglang.routes.handles import Handle, pickled
 from asyncrl.weights.buckets import Bucket, fill
@@ -24,9 +26,22 @@ from asyncrl.weights.manifest import TensorSpec, new_bytes
 from asyncrl.weights.threads import in_own_thread
 
 
+def reason_to_keep_none(info: Mapping[str, Any]) -> str:
+    """The reason why a server with this `/server_info` keeps no buffer open; "" if it does."""
+    if LOADER not in (info.get("custom_weight_loader") or ()):
+        return f"the server was started without --custom-weight-loader {LOADER}"
+    if any(int(info.get(name) or 1) > 1 for name in ("tp_size", "pp_size", "dp_size")):
+        # SGLang copies the buffer to the GPU of each process, and the copies would not change with the buffer.
+        return "the server has several GPUs"
+    if info.get("enable_memory_saver"):
+        return "the server gives its GPU to the learner in turns, and an open buffer would take memory there"
+    return ""
+
+
 def whole_bucket(specs: Sequence[TensorSpec]) -> Bucket:
     """One bucket with all tensors, each at an address from which a GPU copies fast."""
-    return Bucket(tuple(specs))
+    # Checksums differ from version to version, but the buffer stays.
+    return Bucket(tuple(TensorSpec(spec.name, spec.dtype, spec.shape) for spec in specs))
 
 
 class KeptBuffer:
