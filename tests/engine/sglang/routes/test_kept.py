@@ -1,4 +1,4 @@
-"""The buffer that a server keeps open, and the choice between it and buckets. A loader in this process is the server."""
+"""The buffer that a server keeps open, and the choice between it and buckets. A loader in this process acts as server."""
 
 from __future__ import annotations
 
