@@ -22,15 +22,13 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from asyncrl.engine.sglang.server import SglangServer
 from benchmarks import timed_sglang
 from benchmarks.fleets import OpenFleet, Policy, Push, fleet_over, launched
 from benchmarks.push_under_load import PushLoad, Traffic
@@ -47,7 +45,7 @@ MOMENTS = (
 """The steps in their usual order. `frontend answers` counts from its last call, all others from their first one."""
 
 Stop = tuple[float, float, float, float]
-"""When the actor told the server to stop, had the last answer, had loaded the version, and let the server continue."""
+"""The times at which the actor told the server to stop, had the last answer, had loaded the version, and resumed."""
 Times = Sequence[tuple[str, float, float]]
 
 
@@ -93,7 +91,13 @@ async def measure(url: str, policy: Policy, load: PushLoad, way: str, mode: str,
     """Push under load by one way. Returns the medians."""
     stops: list[Stop] = []
     with tempfile.TemporaryDirectory() as folder:
-        async with _fleet(url, policy, load, way, mode, Path(folder)) as opened:
+        context = load.prompt + load.longest
+        async with fleet_over([url], policy, context, Push(mode), Path(folder)) as opened:
+            if way == "buckets":
+                for server in opened.servers:
+                    server._end.keeps_none = "the benchmark measures buckets"
+            # The first push by a way also makes buffers and connections.
+            await opened.fleet.update_weights(1, policy.tensors)
             traffic = Traffic(opened.fleet, load, policy.vocabulary)
             try:
                 calm_s = max(load.calm_s, await traffic.settled_s())
@@ -115,27 +119,6 @@ async def measure(url: str, policy: Policy, load: PushLoad, way: str, mode: str,
         "until_ms": found.until,
         "lasts_ms": found.lasts,
     }
-
-
-@asynccontextmanager
-async def _fleet(
-    url: str, policy: Policy, load: PushLoad, way: str, mode: str, folder: Path
-) -> AsyncIterator[OpenFleet]:
-    """A fleet whose server has had its first two pushes by `way`."""
-    join = SglangServer.join
-
-    async def joined(server: SglangServer) -> None:
-        await join(server)
-        if way == "buckets":
-            server._end.keeps_none = "the benchmark measures buckets"
-
-    SglangServer.join = joined  # type: ignore[method-assign]
-    try:
-        async with fleet_over([url], policy, load.prompt + load.longest, Push(mode), folder) as opened:
-            await opened.fleet.update_weights(1, policy.tensors)
-            yield opened
-    finally:
-        SglangServer.join = join  # type: ignore[method-assign]
 
 
 def _record(opened: OpenFleet, stops: list[Stop]) -> None:

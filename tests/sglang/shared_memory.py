@@ -30,7 +30,7 @@ class Call:
         return self._reduced
 
     def release(self) -> None:
-        """Nothing counts who uses this memory."""
+        """Do nothing: no counter keeps this memory."""
 
 
 def shared_bytes(nbytes: int, device: torch.device) -> torch.Tensor:

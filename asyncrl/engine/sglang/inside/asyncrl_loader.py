@@ -109,7 +109,7 @@ class _Recorder(TorchDispatchMode):
     """
 
     def __init__(self, flat: torch.Tensor, model: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.copies: list[Copy] = []
         self.reason = ""
         self._flat = _storage(flat)
@@ -118,17 +118,18 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        target = args[0] if args else None
-        if isinstance(target, torch.Tensor) and not target.numel():
-            return result
+        if not (args and isinstance(args[0], torch.Tensor) and not args[0].numel()):
+            self._note(func, args, result)
+        return result
+
+    def _note(self, func: Any, args: Any, result: Any) -> None:
         if func is aten.copy_.default and self._is_plain(*args[:2]):
             self.copies.append((args[0], args[1]))
-        elif func in (aten.fill_.Scalar, aten.zero_.default) and _storage(target) in self._own:
-            if _overlap_with(target, self.copies):
+        elif func in (aten.fill_.Scalar, aten.zero_.default) and _storage(args[0]) in self._own:
+            if _overlap_with(args[0], self.copies):
                 self.reason = self.reason or "it sets loaded weights to a constant"
         elif not self._is_view(func, result):
             self.reason = self.reason or f"it calls {func}"
-        return result
 
     def _is_plain(self, target: torch.Tensor, source: torch.Tensor) -> bool:
         known = _storage(target) in self._own and _storage(source) == self._flat

@@ -1,4 +1,4 @@
-"""The buffer that a server keeps open, and the choice between it and buckets. A loader in this process acts as server."""
+"""The buffer that a server keeps open, and the choice between it and buckets. Only the loader of the server is real."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEEPS = {"custom_weight_loader": [LOADER]}
 
 
 class Handle:
-    """Stands for a handle of memory: in this process it gives the memory itself. It counts its openings."""
+    """A stub of a handle of memory: in this process it gives the memory itself. The class counts open handles."""
 
     buffers: list[torch.Tensor]
     open: int
