@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -82,14 +84,16 @@ class KeptWeights:
 
     def _load_by_name(self, model: Any) -> None:
         """Load through the model's own loader, and record its copies."""
+        tensors = _views(self._flat, self._layout)
         with _Recorder(self._flat, model) as recorder:
-            model.load_weights(_views(self._flat, self._layout))
+            model.load_weights(tensors)
         if any(_storage(tensor) == _storage(self._flat) for _, tensor in _tensors(model)):
             # The model took tensors of the buffer as its own, but the buffer will change.
             recorder.reason = recorder.reason or "it uses loaded tensors without copying them"
             model.load_weights(_views(self._flat.clone(), self._layout))
         copies = _last_copies(recorder.copies)
-        reason = recorder.reason or ("it copies twice to the same memory" if _overlap(copies) else "")
+        twice = "it copies twice to the same memory" if _overlap(copies) else ""
+        reason = recorder.reason or twice or _missing(recorder.copies, tensors)
         if reason != self.reason:
             shown = f"at each push by name, because of its loader: {reason}" if reason else "by copies at once"
             logger.info("asyncrl loads the weights of %s %s", type(model).__name__, shown)
@@ -168,6 +172,22 @@ def _last_copies(copies: Sequence[Copy]) -> list[Copy]:
     output."""
     last = {(target.data_ptr(), target.shape, target.stride()): (target, source) for target, source in copies}
     return list(last.values())
+
+
+def _missing(copies: Iterable[Copy], tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """The reason why `copies` may not be all that was loaded of these tensors; "" if they copy each tensor whole.
+
+    A recorder sees only its own thread, but a loader may copy in several threads.
+    """
+    sources = {(source.data_ptr(), source.shape, source.stride()) for _, source in copies}
+    counts: Counter[int] = Counter()
+    present = {tensor.data_ptr(): (name, tensor.numel()) for name, tensor in tensors if tensor.numel()}
+    starts = sorted(present)
+    for start, shape, _ in sources:
+        counts[starts[bisect_right(starts, start) - 1]] += shape.numel()
+    names = (name for start, (name, count) in present.items() if counts[start] != count)
+    lacking = next(names, None)
+    return "" if lacking is None else f"it does not copy {lacking} once and whole in its own thread"
 
 
 def _overlap(copies: Iterable[Copy]) -> bool:

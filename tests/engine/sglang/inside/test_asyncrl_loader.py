@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -134,6 +135,14 @@ class Cleared(Served):
         self.bias[:1].copy_(tensor[:1].clone())
 
 
+class Threaded(Served):
+    """Copies in another thread, as SGLang's loaders of large mixtures of experts do."""
+
+    def load_bias(self, tensor: Tensor) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(super().load_bias, tensor).result()
+
+
 class Spread(Served):
     def load_bias(self, tensor: Tensor) -> None:
         self.bias.copy_(tensor[:1])
@@ -154,6 +163,7 @@ class Taken(Served):
         (Read, "it calls aten._local_scalar_dense.default"),
         (Twice, "it copies twice to the same memory"),
         (Cleared, "it sets loaded weights to a constant"),
+        (Threaded, "it does not copy bias once and whole in its own thread"),
         (Spread, "it calls aten.copy_.default"),
         (Taken, "it uses loaded tensors without copying them"),
     ],
@@ -176,6 +186,19 @@ def test_a_model_that_took_loaded_tensors_as_its_own_keeps_them_while_the_buffer
     pushes.first(1)
     fill(pushes.flat, pushes.bucket, weights(2))
     assert_serves(pushes.model, weights(1))
+
+
+def test_a_model_that_ignores_a_tensor_loads_each_push_by_name():
+    class Deaf(Served):
+        def load_weights(self, given: Iterable[tuple[str, Tensor]]) -> None:
+            super().load_weights((name, each) for name, each in given if name != "k")
+
+    pushes = Pushes(Deaf())
+    for version in (1, 2):
+        with pytest.raises(AssertionError):
+            (pushes.first if version == 1 else pushes.later)(version)
+    assert pushes.model.loads == 2
+    assert getattr(pushes.model, KEPT).reason.startswith("it does not copy k once")
 
 
 def test_tensors_that_moved_are_found_by_name_once_again():
