@@ -49,7 +49,7 @@ async def test_a_real_server_serves_each_version_that_it_copied_from_the_buffer_
         for version, model in models.items():
             await fleet.update_weights(version, parameters(model), canary_check(model, version))
             assert_sampled_from(model, version, await sample_at_temperatures(fleet))
-    assert log.read_text().count("asyncrl loads the weights of Qwen3ForCausalLM by copies at once") == 1
+    assert "asyncrl loads the weights of Qwen3ForCausalLM by copies at once" in log.read_text()
 
 
 async def test_turns_go_on_through_pushes_from_a_kept_buffer(keeping: RealServer, monkeypatch: pytest.MonkeyPatch):

@@ -135,9 +135,13 @@ class BucketServerRoute(ServerRoute):
     async def reset(self) -> None:
         await self._drop()
 
+    def has_first(self, update: Update) -> bool:
+        """True if the first bucket of `update` is prepared."""
+        return self._prepared is not None and self._prepared.update is update
+
     async def buckets(self, update: Update) -> AsyncGenerator[Filled, None]:
         """Yield the buckets of `update`, first the prepared one. Keeps no reference to a buffer."""
-        if self._prepared is None or self._prepared.update is not update:
+        if not self.has_first(update):
             await self.prepare(update)
         assert self._prepared is not None
         prepared, self._prepared = self._prepared, None

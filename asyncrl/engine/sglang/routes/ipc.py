@@ -110,6 +110,8 @@ class IpcServerRoute(BucketServerRoute):
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
+        if self._in_kept is not update and not self.has_first(update):
+            await self.prepare(update)
         if self._in_kept is update:
             return await self._send_whole(update)
         # A later bucket might not fit although the first one did.

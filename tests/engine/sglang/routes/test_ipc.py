@@ -234,13 +234,16 @@ def test_what_a_failed_post_shared_is_released_since_the_server_may_never_open_i
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_failed_posts_leave_nothing_on_the_gpu():
+@pytest.mark.parametrize("keeps_none", ["", "it has not joined"])
+def test_failed_posts_leave_nothing_on_the_gpu(keeps_none: str):
     tensors = {name: torch.ones(1 << 20, device="cuda") for name in "abc"}
 
     async def send() -> None:
         http = Http("http://127.0.0.1:1")
         route = ipc.IpcServerRoute(
-            ServerEnd("http://127.0.0.1:1", http, 5.0, ranks=2), torch.device("cuda", 0), bucket_bytes=4 << 20
+            ServerEnd("http://127.0.0.1:1", http, 5.0, ranks=2, keeps_none=keeps_none),
+            torch.device("cuda", 0),
+            bucket_bytes=4 << 20,
         )
         with pytest.raises(ServerFaultError):
             await route.send(Update(1, "1-me", tensors))

@@ -144,6 +144,13 @@ async def test_a_version_waits_in_the_buffer_before_the_server_stops():
     assert server.serves(1)
 
 
+async def test_an_update_that_was_not_prepared_is_prepared_when_it_is_sent():
+    """So it is if another route has refused the update."""
+    server = Server()
+    await server.route.send(Update(1, "1-me", weights(1)))
+    assert server.serves(1)
+
+
 async def test_a_failed_push_frees_the_buffer_and_the_next_one_has_another_handle():
     server = Server()
     await server.push(1)
