@@ -53,6 +53,7 @@ class IpcServerRoute(BucketServerRoute):
         self._in_kept = None
         with _refused_without_room(self.device):
             if self._fits_whole(whole := whole_bucket(update.specs)):
+                await self._drop()
                 await self._kept.fill(whole, await update.tensors(self._source_of(update, whole.nbytes)))
                 self._in_kept = update
             else:
