@@ -171,7 +171,8 @@ async def measure_shape(shape: str, options: argparse.Namespace) -> dict[str, An
             for way in options.ways:
                 results.append(await measure(url, policy, load, way, options.mode, times))
                 print(f"{shape}, {policy.nbytes >> 20} MB, {len(policy.tensors)} tensors, {way}: {results[-1]}")
-        loader = [line for line in (Path(name) / "log").read_text(errors="replace").splitlines() if "asyncrl loads" in line]
+        log = (Path(name) / "log").read_text(errors="replace")
+        loader = [line for line in log.splitlines() if "asyncrl loads" in line]
     print(*loader, table(results), sep="\n", flush=True)
     return {"megabytes": policy.nbytes >> 20, "tensors": len(policy.tensors), "loader": loader, "ways": results}
 
