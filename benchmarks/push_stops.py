@@ -164,7 +164,7 @@ async def measure_shape(shape: str, options: argparse.Namespace) -> dict[str, An
             f'#!/bin/sh\nshift 2\nexec {shlex.quote(options.python)} -P {shlex.quote(timed_sglang.__file__)} "$@"\n'
         )
         program.chmod(0o755)
-        arguments = shlex.split(options.server)
+        arguments = ["--custom-weight-loader", LOADER, *shlex.split(options.server)]
         async with launched(
             str(program), model, Path(name) / "log", memory=options.memory, arguments=arguments, tokenizer=True
         ) as url:

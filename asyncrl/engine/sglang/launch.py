@@ -21,7 +21,7 @@ import torch
 from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.engine.fleet.http import Http
 from asyncrl.engine.sglang.fitting import FRACTION
-from asyncrl.engine.sglang.inside import FOLDER, LOADER
+from asyncrl.engine.sglang.inside import FOLDER
 from asyncrl.engine.sglang.load import LoadWatch, ServerLoad
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
@@ -90,8 +90,8 @@ def server_command(
         command += ["--trust-remote-code"]
     if overrides := server_overrides(model):
         command += [OVERRIDES_FLAG, json.dumps(overrides)]
-    if not server.on_cpu:
-        command += ["--enable-memory-saver"] if shares_gpus else ["--custom-weight-loader", LOADER]
+    if shares_gpus and not server.on_cpu:
+        command += ["--enable-memory-saver"]
     return [*command, *fitting, *server.arguments]
 
 

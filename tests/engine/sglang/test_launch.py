@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
-from asyncrl.engine.sglang.inside import FOLDER, LOADER
+from asyncrl.engine.sglang.inside import FOLDER
 from asyncrl.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.ports import free_ports
@@ -123,7 +123,6 @@ def test_a_server_ends_with_all_its_processes_when_its_actor_is_killed(tmp_path:
     code = f"""
 import asyncio, sys
 from pathlib import Path
-from asyncrl.engine.sglang.inside import FOLDER, LOADER
 from asyncrl.engine.sglang.launch import LaunchedServer
 command = [sys.executable, "-c", {outer!r}]
 server = LaunchedServer("http://127.0.0.1:1", command, Path({str(tmp_path)!r}, "server.log"), {{}}, 60.0, 1)
@@ -150,18 +149,6 @@ def test_the_command_line_has_what_was_configured() -> None:
     server.shared = [0]
     assert "--mem-fraction-static 0.7" in " ".join(server_command(config.engine, config.model, 31000, 0))
     assert "--mem-fraction-static" not in server_command(config.engine, config.model, 31000, 1), "its GPU is its own"
-
-
-def test_a_server_on_a_gpu_gets_the_loader_unless_the_learner_takes_its_gpu_in_turns() -> None:
-    config = TrainConfig(model=ModelConfig(path="some/model"))
-    command = server_command(config.engine, config.model, 31000, 0)
-    assert command[command.index("--custom-weight-loader") + 1] == LOADER
-    assert "--enable-memory-saver" not in command
-    command = server_command(config.engine, config.model, 31000, 0, shares_gpus=True)
-    assert "--custom-weight-loader" not in command
-    assert "--enable-memory-saver" in command
-    config.engine.server.arguments = ["--device", "cpu"]
-    assert "--custom-weight-loader" not in server_command(config.engine, config.model, 31000, 0)
 
 
 @pytest.mark.parametrize("given", [{}, {"PYTHONPATH": "/my/packages"}])
