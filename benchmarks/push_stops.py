@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from asyncrl.engine.sglang.inside import LOADER
 from benchmarks import timed_sglang
 from benchmarks.fleets import OpenFleet, Policy, Push, fleet_over, launched
 from benchmarks.push_under_load import PushLoad, Traffic
