@@ -93,7 +93,9 @@ class _HeadLogprobs(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normalisers = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(2))
         entropies = hidden.new_zeros(len(hidden), dtype=wide)
-        statistics, divisor = (_compiled(_statistics), _tensor(temperature)) if compiled else (_statistics, temperature)
+        statistics = _compiled(_statistics) if compiled else _statistics
+        # One compiled function serves all temperatures, since they are tensors for it.
+        divisor = torch.tensor(temperature, dtype=wide) if compiled else temperature
         samples = None if measured is None or with_entropy else _by_chunk(measured, len(hidden), rows, hidden.device)
         for chunk in _chunks(len(hidden), rows):
             logits = F.linear(hidden[chunk], weight, bias)
@@ -115,7 +117,8 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
         temperature, with_entropy, rows, compiled, cap = ctx.settings
-        differentiate, divisor = (_compiled(_gradient), _tensor(temperature)) if compiled else (_gradient, temperature)
+        differentiate = _compiled(_gradient) if compiled else _gradient
+        divisor = torch.tensor(temperature, dtype=logprobs.dtype) if compiled else temperature
         of_hidden = torch.empty_like(hidden)
         # A frozen head needs no gradient.
         of_weight = torch.zeros_like(weight, dtype=logprobs.dtype) if ctx.needs_input_grad[1] else None
@@ -214,12 +217,6 @@ def _gradient(
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function on first use: the import takes a second, and most processes on a CPU never compile."""
     return torch.compile(function, dynamic=True)
-
-
-def _tensor(value: float) -> Tensor:
-    """Make a number a tensor on the host, so that one compiled function serves all numbers. It changes the dtype of no
-    result."""
-    return torch.tensor(value, dtype=torch.float64)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
