@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-CHECKED = ("asyncrl", "docs", "README.md", "CONTRIBUTING.md")
+CHECKED = ("asyncrl", "docs", "examples", "README.md", "CONTRIBUTING.md")
 FIRST = re.compile(
     r"(what|whether|how|as|of|those|which|where|who|whose|when|if|in|for|with|from|to|by|on|at|that|its|their|it|they"
     r"|them|these|there|behind|beside|nothing)\b",

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 PACKAGE = Path(asyncrl.__file__).parent
 
 FLOORS = (
-    ("errors", "masking", "plain"),
+    ("errors", "masking", "plain", "arithmetic"),
     ("types", "text", "ids"),
     ("msgpack_values",),
     ("grammar", "wire", "machine"),

@@ -27,6 +27,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("benchmarks/results/*.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
 ]
 BLOCK = re.compile(
     r"(?:<!-- not run here: (?P<why>.*?) -->\n)?^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.M | re.S

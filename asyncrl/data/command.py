@@ -1,4 +1,7 @@
-"""`asyncrl data SET`: makes a task file from a published data set on this machine, or from an environment's tasks."""
+"""`asyncrl data SET`: makes a task file from a published data set on this machine, or from an environment's tasks.
+
+For a few sets it also makes demonstrations of their tasks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +30,8 @@ from asyncrl.data.converters import (
     tool_calls,
     verifiers,
 )
-from asyncrl.data.writing import write_tasks
+from asyncrl.data.converters.calculator_calls import LeftOut
+from asyncrl.data.writing import write_conversations, write_tasks
 from asyncrl.errors import DataError
 from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.types import Task
@@ -72,6 +77,8 @@ MORE = {
 """The options in FLAGS that each set has."""
 NAMES = {"args": "arguments"}
 """Maps an option to its parameter in the converters, if the names differ."""
+DEMONSTRATED = ("gsm8k", "reasoning-gym")
+"""The sets whose rows have solutions from which demonstrations can be made."""
 PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
 """Maps a set to the program that plays its episodes, in the Python that --python names."""
 
@@ -84,7 +91,10 @@ def main(argv: Sequence[str]) -> None:
         one = sets.add_parser(name, help=meaning, description=meaning)
         what = SOURCES.get(name, "file, folder or pattern of files")
         one.add_argument("--source", required=True, help=what)
-        one.add_argument("--out", type=Path, required=True, help="Parquet file to write")
+        one.add_argument("--out", type=Path, help="Parquet file of tasks to write")
+        # Every set takes the option, so that a set without demonstrations can say so.
+        shown = "Parquet file of demonstrations to write, for asyncrl sft; without --out, no tasks are written"
+        one.add_argument("--demonstrations", type=Path, help=shown if name in DEMONSTRATED else argparse.SUPPRESS)
         one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
         one.add_argument("--user", help="name of a simulated user (docs/environments.md), such as checker")
         if name in NAMED:
@@ -97,6 +107,30 @@ def main(argv: Sequence[str]) -> None:
         hint = did_you_mean(argv[0], SETS) or f"; use one of {', '.join(SETS)}"
         parser.error(f"unknown set {argv[0]!r}{hint}")
     arguments = parser.parse_args(argv)
+    _check_outputs(parser, arguments)
+    if arguments.demonstrations:
+        _write_demonstrations(arguments)
+    if arguments.out:
+        _write_tasks(arguments)
+
+
+def _check_outputs(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the program with a message if the files to write cannot be written, or if there are none."""
+    shown = arguments.demonstrations
+    if shown and arguments.set not in DEMONSTRATED:
+        parser.error(
+            f"--demonstrations: the set {arguments.set} has no solutions from which demonstrations can be made; "
+            f"these sets have: {', '.join(DEMONSTRATED)}"
+        )
+    if shown and shown == arguments.out:
+        parser.error(f"--demonstrations and --out are the same file, {shown}; name two files")
+    if shown and arguments.user:
+        parser.error("--demonstrations end with the answer, but --user continues after it; leave out one of them")
+    if not (shown or arguments.out):
+        parser.error("name the Parquet file to write: --out tasks.parquet")
+
+
+def _write_tasks(arguments: argparse.Namespace) -> None:
     source = getattr(arguments, "data_source", "")
     more = {NAMES.get(flag, flag): getattr(arguments, flag) for flag in MORE.get(arguments.set, ())}
     rows, left_out = convert(
@@ -111,6 +145,14 @@ def main(argv: Sequence[str]) -> None:
         if path := os.environ.get("PYTHONPATH"):
             variables = json.dumps({"PYTHONPATH": path})
             sys.stdout.write(f"and, to find your modules, actor.agent_environment='{variables}'\n")
+
+
+def _write_demonstrations(arguments: argparse.Namespace) -> None:
+    rows, left_out = convert_demonstrations(
+        arguments.set, arguments.source, arguments.demonstrations, arguments.split, print_line
+    )
+    rest = "".join(f"; left out {count} rows that {reason}" for reason, count in left_out.items())
+    sys.stdout.write(f"wrote {rows} demonstrations to {arguments.demonstrations}{rest}\n")
 
 
 def convert(
@@ -151,6 +193,30 @@ def convert(
     if not found:
         raise DataError(f"{source} has no row that can become a task")
     return write_tasks(out, found), len(rows) - len(found)
+
+
+def convert_demonstrations(
+    name: str, source: str, out: Path, split: str = "train", say: Callable[[str], None] | None = None
+) -> tuple[int, Mapping[LeftOut, int]]:
+    """Write demonstrations of the tasks of `source` to the Parquet file `out`. Return their number, and the number of
+    rows left out for each reason. `name` is one of DEMONSTRATED, and `say` as in `convert`. Raises DataError."""
+    if name == "gsm8k":
+        found = gsm8k.demonstrations(Path(source), split)
+    else:
+        found = reasoning_gym.demonstrations(reasoning_gym.KIND + source)
+    shown: list[Sequence[Mapping[str, Any]]] = []
+    left_out: Counter[LeftOut] = Counter()
+    with long_work(f"reading {source}", 0, "rows", say=say) as advance:
+        for each in found:
+            if isinstance(each, LeftOut):
+                left_out[each] += 1
+            else:
+                shown.append(each)
+            advance(1)
+    if not shown:
+        raise DataError(f"{source} has no row that can become a demonstration")
+    write_conversations(out, shown)
+    return len(shown), left_out
 
 
 def _extra(task: Task, split: str, user: str | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Writes tasks as Parquet in verl's layout."""
+"""Writes tasks as Parquet in verl's layout, and demonstrations as Parquet with a column of conversations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,18 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
         # In a column, a single decimal turns all integers into decimals. The comparison finds such a change.
         if _exact(row) != _exact(column):
             raise DataError(f"{path}: row {number} has values that their columns would change: {row!r:.200}")
+    _write(table, path)
+    return len(rows)
+
+
+def write_conversations(path: Path, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Write the column `messages` of demonstrations as JSON text, atomically. Raises DataError: `path` is a folder.
+    Raises OSError."""
+    texts = [json.dumps(messages, ensure_ascii=False) for messages in conversations]
+    _write(pa.table({"messages": pa.array(texts, pa.string())}), path)
+
+
+def _write(table: pa.Table, path: Path) -> None:
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file that ends in .parquet")
     partial = partial_name(path)
@@ -41,7 +53,6 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
     pq.write_table(table, partial, compression="zstd")
     sync(partial)
     partial.rename(path)
-    return len(rows)
 
 
 def _without_empty(value: Any) -> Any:

@@ -39,7 +39,7 @@ from asyncrl.config.schema.engine import LARGEST_INTEGER
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
 from asyncrl.engine.graphed.opening import open_passes
 from asyncrl.engine.own_weights import OwnWeights
-from asyncrl.engine.passes import SampledToken
+from asyncrl.engine.passes import SampledRun
 from asyncrl.engine.sampling import request_key
 from asyncrl.engine.scheduler import Request, Scheduler
 from asyncrl.errors import EngineError, WeightsError
@@ -59,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 SLOT_TOKENS = 4096
 """The length of a slot if neither `engine.max_length` nor the longest episode decides it."""
+
+LEAST_SHARED = 32
+"""See `Scheduler`. In a pass with hundreds of sequences, a GPU computes a few more tokens in hardly more time."""
 
 
 class EmbeddedEngine:
@@ -113,9 +116,8 @@ class EmbeddedEngine:
         )
         self._canary = CanaryJudge()
         self._error_logger = ErrorLogger(logger)
-        self._scheduler = Scheduler(config.slots, prefill, self._passes.copy)
+        self._scheduler = Scheduler(config.slots, prefill, self._passes.copy, LEAST_SHARED if static else 2)
         self._waiters: list[tuple[int, Future[None]]] = []
-        self._sampled = 0
         self._idle = IdleClock(clock)
         self._closed = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -195,7 +197,7 @@ class EmbeddedEngine:
             raise
 
     def release(self, session: str) -> None:
-        self._commands.put(partial(self._scheduler.release, session))
+        self._commands.put(partial(self._release, session))
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """Switch to `version` between two passes (see `Engine`). Tensors are in the published format (see
@@ -223,7 +225,9 @@ class EmbeddedEngine:
         await self._between_passes(lambda: None)
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._sampled, *self._idle.read(), len(self._scheduler.running), self._canary.counters)
+        return EngineStats(
+            self._passes.sampled, *self._idle.read(), len(self._scheduler.running), self._canary.counters
+        )
 
     async def close(self) -> None:
         """End the thread after the current pass; outstanding calls fail with EngineError."""
@@ -299,6 +303,12 @@ class EmbeddedEngine:
         except EngineError as error:
             request.fail(error)
 
+    def _release(self, session: str) -> None:
+        if self._scheduler.is_running(session):
+            # The request ends with all tokens that were sampled for it.
+            self._advance(self._passes.settle)
+        self._scheduler.release(session)
+
     def _wait(self, version: int, reached: Future[None]) -> None:
         self._waiters.append((version, reached))
         self._wake()
@@ -344,7 +354,7 @@ class EmbeddedEngine:
     def _step(self) -> None:
         self._advance(lambda: self._passes.compute(self._scheduler.plan()))
 
-    def _advance(self, compute: Callable[[], list[SampledToken]]) -> None:
+    def _advance(self, compute: Callable[[], list[SampledRun]]) -> None:
         """Add the tokens that `compute` returns to their requests. If it fails, the running requests fail."""
         try:
             self._append(compute())
@@ -353,11 +363,10 @@ class EmbeddedEngine:
             self._error_logger.exception(f"requests end with an error: {failed}", error)
             self._scheduler.fail_all(failed, waiting=False)
 
-    def _append(self, sampled: Sequence[SampledToken]) -> None:
-        for slot, token, logprob, alternatives in sampled:
-            if math.isfinite(logprob):
-                self._sampled += 1
-                self._scheduler.append(slot, token, logprob, self._version, alternatives)
+    def _append(self, sampled: Sequence[SampledRun]) -> None:
+        for slot, tokens, logprobs, alternatives in sampled:
+            if math.isfinite(logprobs[-1]):
+                self._scheduler.append(slot, tokens, logprobs, self._version, alternatives)
             else:
                 error = EngineError(f"version {self._version} gives logits that are not finite")
                 self._scheduler.fail(slot.request, error)

@@ -19,16 +19,17 @@ from asyncrl.engine.sampling import most_likely, sample, uniforms
 from asyncrl.engine.scheduler import Slot, SlotChunk
 
 
-class SampledToken(NamedTuple):
-    """The token that a pass sampled for the sequence in `slot`, and the most likely tokens with their log-probs.
+class SampledRun(NamedTuple):
+    """Neighbouring tokens that passes sampled for the sequence in `slot`, and for each of them the most likely tokens
+    with their log-probs, or nothing if the request wants none.
 
-    If the logits were not finite, the log-prob is not finite either, and the slot was wiped.
+    If logits were not finite, the last log-prob is not finite either, and the slot was wiped.
     """
 
     slot: Slot
-    token: int
-    logprob: float
-    alternatives: tuple[list[int], list[float]]
+    tokens: list[int]
+    logprobs: list[float]
+    alternatives: Sequence[tuple[list[int], list[float]]]
 
 
 class Passes:
@@ -53,13 +54,15 @@ class Passes:
         # For each slot: the number of tokens whose keys and values may be nan, since they have not led to a finite
         # log-prob yet.
         self._unproven: dict[int, int] = {}
+        self.sampled = 0
+        """The number of tokens that were sampled from finite logits."""
 
     @property
     def pending(self) -> bool:
         """Always false: each call of `compute` returns the tokens of its own pass."""
         return False
 
-    def settle(self) -> list[SampledToken]:
+    def settle(self) -> list[SampledRun]:
         """Return no tokens: see `pending`."""
         return []
 
@@ -67,7 +70,7 @@ class Passes:
         """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
         self._cache.copy(source, slot, count)
 
-    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledToken]:
+    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledRun]:
         """Compute one pass over the chunks, and sample a token for each sequence whose chunk reaches the sequence's
         end."""
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
@@ -84,8 +87,10 @@ class Passes:
                 del self._unproven[slot.index]
             elif self._unproven[slot.index] <= chunk.end:
                 del self._unproven[slot.index]
+        self.sampled += sum(map(math.isfinite, logprobs))
         slots = [work[index][0] for index in complete]
-        return list(map(SampledToken, slots, tokens, logprobs, alternatives))
+        found = zip(slots, tokens, logprobs, alternatives, strict=True)
+        return [SampledRun(slot, [token], [logprob], [others]) for slot, token, logprob, others in found]
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Compute the log-probs float32[T - 1] of the T `tokens` after the first one, in the slot of the canary. The

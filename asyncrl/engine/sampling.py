@@ -22,7 +22,9 @@ def request_key(seed: int, session: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{session}".encode(), digest_size=8).digest(), "little")
 
 
-def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+def uniforms(
+    keys: Sequence[int] | NDArray[np.uint64], positions: Sequence[int] | NDArray[np.int64]
+) -> NDArray[np.float64]:
     """A number in (0, 1) for each pair of key and position.
 
     The number is the output of SplitMix64 (Steele, Lea and Flood 2014) at step `position` from state `key`. Only 48

@@ -4,9 +4,9 @@ Invariants:
 - A session has at most one request at a time, and a slot at most one session.
 - Requests get slots in the order of arrival. If no slot is free, the session that has been idle longest loses its slot.
 - An idle session keeps its slot: its next request computes only the tokens after the longest common prefix.
-- A sequence lacks the tokens whose keys and values its slot does not have. If it lacks several tokens, it gets a copy
-  of the longest prefix that another slot has computed, if that is longer than its own. The members of a group share
-  their prompt, and all tasks share the text of the tools.
+- A sequence lacks the tokens whose keys and values its slot does not have. If it lacks `least_shared` or more, it gets
+  a copy of the longest prefix that another slot has computed, if that is longer than its own. The members of a group
+  share their prompt, and all tasks share the text of the tools.
 - If the next pass computes, for an older request, at least half of the tokens that a sequence lacks, the sequence waits
   and then copies them.
 - A sequence that decodes on the device (see engine/graphed/passes.py) gets no chunks until its request is done.
@@ -103,11 +103,15 @@ class SlotChunk(NamedTuple):
 class Scheduler:
     """Plans passes over `slots` sequences, with at most `prefill_tokens` prompt tokens in each pass.
 
-    `copy(source, slot, count)` must copy the keys and values of the first `count` tokens from slot to slot.
+    `copy(source, slot, count)` must copy the keys and values of the first `count` tokens from slot to slot. To look for
+    fewer than `least_shared` tokens (at least 2) would take longer than to compute them.
     """
 
-    def __init__(self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None]) -> None:
+    def __init__(
+        self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None], least_shared: int = 2
+    ) -> None:
         self._prefill_tokens = prefill_tokens
+        self._least_shared = least_shared
         self._copy = copy
         # A heap gives the lowest free slot: attention covers all slots up to the highest in use.
         self._free = list(range(slots))
@@ -125,6 +129,10 @@ class Scheduler:
         """True if there is any request, running or waiting."""
         return bool(self._running or self._waiting)
 
+    def is_running(self, session: str) -> bool:
+        """True if a request of the session has a slot."""
+        return session in self._running
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError: its session already has a request."""
         if self._request(request.session):
@@ -141,7 +149,7 @@ class Scheduler:
         for slot in self._running.values():
             if slot.is_decoding:
                 continue
-            if budget and len(slot.tokens) - slot.cached > 1:
+            if budget and len(slot.tokens) - slot.cached >= self._least_shared:
                 self._share(slot)
                 if any(not other.is_mixed and _shares_half(slot, other, chunk.end) for other, chunk in longer):
                     continue
@@ -157,24 +165,25 @@ class Scheduler:
     def append(
         self,
         slot: Slot,
-        token: int,
-        logprob: float,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
         version: int,
-        alternatives: tuple[list[int], list[float]] = ([], []),
+        alternatives: Sequence[tuple[list[int], list[float]]] = (),
     ) -> None:
-        """Add a sampled token, which may end the request.
+        """Add sampled tokens. The last one may end the request.
 
-        `alternatives` are the most likely tokens and their log-probs. The request keeps the first `wanted` of them.
+        `alternatives` has for each token the most likely tokens and their log-probs. The request keeps the first
+        `wanted` of them.
         """
         request = slot.request
-        slot.tokens.append(token)
-        request.tokens.append(token)
-        request.logprobs.append(logprob)
-        request.versions.append(version)
+        slot.tokens += tokens
+        request.tokens += tokens
+        request.logprobs += logprobs
+        request.versions += [version] * len(tokens)
         if request.wanted:
-            likeliest, their_logprobs = alternatives
-            request.alternatives.append((likeliest[: request.wanted], their_logprobs[: request.wanted]))
-        if token in request.stop:
+            wanted = request.wanted
+            request.alternatives += [(likeliest[:wanted], theirs[:wanted]) for likeliest, theirs in alternatives]
+        if tokens[-1] in request.stop:
             self._end(slot, "stop")
         elif len(request.tokens) == request.limit:
             self._end(slot, "length")

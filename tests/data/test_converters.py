@@ -12,6 +12,7 @@ import pytest
 
 from asyncrl.data.command import convert, main
 from asyncrl.data.converters.math_problems import last_box
+from asyncrl.data.demonstrations import DemonstrationFile
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 from tests.scoring.fakes import rules_of
@@ -290,3 +291,38 @@ def test_an_unknown_set_is_refused_with_the_nearest_one_or_with_all(
     with pytest.raises(SystemExit, match="2"):
         main([name, "--source", "x", "--out", "y"])
     assert f"asyncrl data: error: unknown set {name!r}; {hint}" in capsys.readouterr().err
+
+
+def test_the_command_writes_tasks_and_demonstrations_or_one_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": "6*7?", "answer": f"It is <<6*7={result}>>{result}.\n#### 42"} for result in ("42", "43")]
+    lines(tmp_path / "train.jsonl", *rows)
+    out, shown = tmp_path / "out.parquet", tmp_path / "shown.parquet"
+    main(["gsm8k", "--source", str(tmp_path), "--demonstrations", str(shown)])
+    assert not out.exists()
+    assert DemonstrationFile([shown])[0].messages[-1] == {"role": "assistant", "content": "42.\n#### 42"}
+    capsys.readouterr()
+    main(["gsm8k", "--source", str(tmp_path), "--out", str(out), "--demonstrations", str(shown)])
+    assert capsys.readouterr().out == (
+        f"wrote 1 demonstrations to {shown}; left out 1 rows that have a calculation that the calculator does not "
+        f"confirm\nwrote 2 tasks to {out}\n"
+    )
+    assert len(TaskFile(out)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("math --out a --demonstrations b", "the set math has no solutions from which demonstrations can be made"),
+        ("gsm8k --out a --demonstrations a", "--demonstrations and --out are the same file, a; name two files"),
+        ("gsm8k --out a --demonstrations b --user checker", "--user continues after it; leave out one of them"),
+        ("gsm8k", "name the Parquet file to write: --out tasks.parquet"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
+    words: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*words.split(), "--source", "x"])
+    assert reason in capsys.readouterr().err

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.data.command import convert
-from asyncrl.data.converters.reasoning_gym import packed, tasks, unpacked
+from asyncrl.data.command import convert, convert_demonstrations
+from asyncrl.data.converters.reasoning_gym import CALCULATED, packed, tasks, unpacked
+from asyncrl.data.demonstrations import DemonstrationFile
 from asyncrl.data.layout import AS_THEY_ARE
 from asyncrl.data.made_rows import read_made, write_rows
 from asyncrl.data.reading import TaskFile
@@ -136,3 +137,22 @@ def test_real_reasoning_gym_scores_its_own_answers_after_packing():
             assert kept == entry
             if entry["answer"] is not None:
                 assert outcome(task, f"<answer>{entry['answer']}</answer>") == 1.0
+
+
+def test_a_data_set_without_an_expression_has_no_demonstrations(tmp_path: Path):
+    with pytest.raises(DataError, match="only these data sets have demonstrations: basic_arithmetic, chain_sum"):
+        convert_demonstrations("reasoning-gym", "sudoku?size=2", tmp_path / "shown.parquet")
+
+
+@pytest.mark.slow
+def test_real_reasoning_gym_accepts_the_answers_of_demonstrations(tmp_path: Path):
+    pytest.importorskip("reasoning_gym", reason="needs asyncrl[reasoning-gym]")
+    for name in CALCULATED:
+        source = f"{name}?size=6"
+        count, left_out = convert_demonstrations("reasoning-gym", source, tmp_path / "shown.parquet")
+        assert count + sum(left_out.values()) == 6
+        assert count >= 4
+        shown = [each.messages for each in DemonstrationFile([tmp_path / "shown.parquet"])]
+        assert all([message["role"] for message in each[:3]] == ["user", "assistant", "tool"] for each in shown)
+        solved = {task.messages[0]["content"]: task for task in tasks(f"reasoning-gym:{source}")}
+        assert outcome(solved[shown[0][0]["content"]], shown[0][-1]["content"]) == 1.0

@@ -88,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             seen.update({i: Cached(slot.tokens[i], self.version, session) for i in computed})
             slot.cached = chunk.end
             if chunk.end == len(slot.tokens):
-                self.scheduler.append(slot, token, -1.0, 7)
+                self.scheduler.append(slot, [token], [-1.0], 7)
                 self.history[slot.request.session] = list(slot.tokens)
 
     @rule(keep=st.booleans())
@@ -155,7 +155,7 @@ def run(scheduler: Scheduler, passes: int = 1) -> list[list[tuple[str, int, int]
         for slot, chunk in work:
             slot.cached = chunk.end
             if chunk.end == len(slot.tokens):
-                scheduler.append(slot, 1, -1.0, 0)
+                scheduler.append(slot, [1], [-1.0], 0)
     return seen
 
 
@@ -210,6 +210,16 @@ def test_members_that_arrive_together_compute_their_prompt_once():
     assert copies == [(0, 1, 4), (0, 2, 4)]
 
 
+def test_few_lacking_tokens_are_computed_although_another_slot_has_them():
+    copies = list[tuple[int, int, int]]()
+    scheduler = Scheduler(2, 100, lambda *each: copies.append(each), least_shared=4)
+    scheduler.submit(request("a", [1, 2, 3, 1], limit=9))
+    run(scheduler, 1)
+    scheduler.submit(request("b", [1, 2, 3], limit=9))
+    assert run(scheduler) == [[("a", 4, 5), ("b", 0, 3)]]
+    assert not copies
+
+
 def test_a_prompt_that_several_passes_compute_is_waited_for_and_one_that_shares_little_is_not():
     scheduler = Scheduler(3, 4, no_copy)
     for session in ("a", "b"):
@@ -227,13 +237,13 @@ def test_a_sequence_that_decodes_on_the_device_gets_no_chunk_until_its_request_e
     scheduler.submit(request("a", [1, 2, 3], limit=2))
     ((slot, chunk),) = scheduler.plan()
     slot.cached, slot.is_decoding = chunk.end, True
-    scheduler.append(slot, 1, -1.0, 0)
+    scheduler.append(slot, [1], [-1.0], 0)
     assert scheduler.plan() == []
     scheduler.submit(request("b", [1, 2, 3, 2], limit=1))
     assert run(scheduler) == [[("b", 3, 4)]]
     assert copies == [(0, 1, 3)]
     slot.cached = 4
-    scheduler.append(slot, 2, -1.0, 0)
+    scheduler.append(slot, [2], [-1.0], 0)
     assert not slot.is_decoding
     scheduler.submit(request("a", [1, 2, 3, 1, 2, 3], limit=2))
     assert run(scheduler) == [[("a", 4, 6)]]

@@ -66,7 +66,7 @@ def run(config: TrainConfig) -> None:
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
         changes_of(values_of(config), run_dir)  # Refuse fixed keys that changed, before rendering.
-        for sources in (config.data.train, config.data.eval or ()):
+        for sources in filter(None, (config.data.train, config.data.eval)):
             if not any(source.startswith(ELSEWHERE) for source in sources):
                 check_columns(sources)
         # Imported here, since this loads torch, and wrong columns should be refused at once.

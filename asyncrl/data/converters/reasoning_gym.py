@@ -3,6 +3,7 @@
 The rule `reasoning_gym` scores answers with the data set's own `score_answer`.
 
 With the same name, options and seed, the same tasks are made. A task contains everything that `score_answer` reads.
+Demonstrations are made of the data sets that ask for the value of an expression.
 
 Source: `reasoning_gym.create_dataset` of reasoning-gym 0.1.25.
 """
@@ -13,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from asyncrl.data.converters.calculator_calls import Calculation, LeftOut, demonstration
 from asyncrl.data.query import SourceQuery
 from asyncrl.errors import DataError
 from asyncrl.ids import task_id
@@ -26,6 +28,9 @@ SEED = 0
 
 ENTRY = "reasoning_gym"
 """The field of `extra_info` with one text: the task's entry in the data set, and the data set's name and options."""
+
+CALCULATED = ("basic_arithmetic", "chain_sum", "decimal_chain_sum", "products")
+"""The data sets whose tasks ask for the value of an expression. Their entries have it in `metadata`."""
 
 _TUPLE, _PAIRS = "__tuple__", "__pairs__"
 
@@ -51,6 +56,17 @@ def tasks(source: str) -> Iterator[Task]:
             data_source=data_source,
             extra_info={"index": index, "split": split, ENTRY: text},
         )
+
+
+def demonstrations(source: str) -> Iterator[list[Mapping[str, Any]] | LeftOut]:
+    """The messages of a demonstration for each task of `tasks`, or the reason why it has none. Raises DataError."""
+    name = SourceQuery.of(source, FORM).name
+    if name not in CALCULATED:
+        raise DataError(f"{source}: only these data sets have demonstrations: {', '.join(CALCULATED)}")
+    for task in tasks(source):
+        entry = unpacked(task.extra_info[ENTRY])["entry"]
+        calculation = Calculation("", entry["metadata"]["expression"], task.ground_truth)
+        yield demonstration(task.messages, [calculation], f"<answer>{task.ground_truth}</answer>")
 
 
 def _dataset(source: str, name: str, options: Mapping[str, Any]) -> Any:

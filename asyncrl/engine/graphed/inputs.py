@@ -109,8 +109,8 @@ class PassTokens:
     - `chunks` and `texts`: chunks of prompts, and their tokens
     """
 
-    slots: Sequence[int]
-    positions: Sequence[int]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
     chunks: Sequence[SlotChunk]
     texts: Sequence[Sequence[int]]
 
@@ -118,12 +118,11 @@ class PassTokens:
     def count(self) -> int:
         return len(self.slots) + sum(chunk.end - chunk.start for chunk in self.chunks)
 
-    def ends(self) -> list[int]:
+    def ends(self) -> NDArray[np.int64]:
         """The index of the last packed token of each sequence, in the order of `slots` and `chunks`."""
         lengths = np.array([chunk.end - chunk.start for chunk in self.chunks], np.int64)
         decoding = len(self.slots)
-        found: list[int] = [*range(decoding), *(lengths.cumsum() + decoding - 1).tolist()]
-        return found
+        return np.concatenate([np.arange(decoding), lengths.cumsum() + decoding - 1])
 
     def write(self, inputs: PassInputs, tile_tokens: int, padding: int) -> None:
         """Write tokens and tiles of at most `tile_tokens` tokens into `inputs`, which are arrays. Tokens of padding
@@ -152,10 +151,10 @@ class PassTokens:
 class PassRows:
     """The sampled rows of a pass before padding: see `PassInputs`."""
 
-    last: Sequence[int]
-    targets: Sequence[int]
+    last: NDArray[np.int64]
+    targets: NDArray[np.int64]
     noise: NDArray[np.float64]
-    temperatures: Sequence[float]
+    temperatures: NDArray[np.float64]
 
     def write(self, inputs: PassInputs, padding: int) -> None:
         """Write the rows into `inputs`, which are arrays. Rows of padding sample for the slot `padding`."""

@@ -4,8 +4,9 @@ Invariants:
 
 - A sequence whose prompt is computed decodes from pass to pass, until its request has ended or its limit is reached.
   Its next token reaches the model on the device, so the host need not know the token.
-- Each call of `compute` starts a pass and returns the tokens of the pass before. So a sequence may be computed one
-  token further than its stop token. This token is dropped.
+- Each call of `compute` starts a pass and reads the tokens of the pass before. So a sequence may be computed one token
+  further than its stop token. This token is dropped.
+- `compute` returns the tokens of a sequence once its request ends (see unread.py), and `settle` returns all.
 - All work of the device is in one stream. So a slot may get a new sequence while a pass still computes the old one.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -24,40 +25,22 @@ from numpy.typing import NDArray
 from asyncrl.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.engine.graphed.attention import Attention, attend_over_slots
 from asyncrl.engine.graphed.capture import NoGraphError, RefuseWaiting, capture
+from asyncrl.engine.graphed.decoding import Decoding
 from asyncrl.engine.graphed.inputs import PassInputs, PassRows, PassShape, PassTokens, pass_shapes
 from asyncrl.engine.graphed.norms import fuse_norms
 from asyncrl.engine.graphed.static_pass import StaticPass, StaticTensors
-from asyncrl.engine.passes import SampledToken
+from asyncrl.engine.graphed.unread import UnreadTokens
+from asyncrl.engine.passes import SampledRun
 from asyncrl.engine.sampling import most_likely, uniforms
-from asyncrl.engine.scheduler import Request, Slot, SlotChunk
+from asyncrl.engine.scheduler import Slot, SlotChunk
 from asyncrl.modelling.attention import check_same_logits
 from asyncrl.modelling.devices import on_device
 from asyncrl.weights.canary import LENGTH as CANARY_LENGTH
 
 _TRIAL = 8
 _CPU_TILES = 1, 4
-
-
-@dataclass(slots=True, eq=False)
-class _Decoding:
-    """A sequence that decodes: the first `length` tokens are computed, or a pass that has started computes them. At
-    most `left` further tokens are sampled."""
-
-    slot: Slot
-    request: Request
-    length: int
-    left: int
-
-    @classmethod
-    def after(cls, slot: Slot) -> _Decoding:
-        """The sequence in `slot`, for which a pass has started that samples a token after all tokens of the slot."""
-        slot.is_decoding = True
-        request = slot.request
-        return cls(slot, request, len(slot.tokens), request.limit - len(request.tokens) - 1)
-
-    @property
-    def goes_on(self) -> bool:
-        return self.left > 0 and self.slot.is_decoding and self.slot.request is self.request
+_NO_ROWS = np.zeros(0, np.int64)
+_NO_NUMBERS = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +72,7 @@ class _Started:
     `done` waits until the results are there.
     """
 
-    rows: Sequence[tuple[Slot, Request]]
+    rows: Decoding
     results: torch.Tensor
     alternatives: tuple[torch.Tensor, torch.Tensor] | None
     done: Callable[[], None]
@@ -122,7 +105,10 @@ class GraphedPasses:
         # There are two: the host reads the results of a pass after the next pass has started.
         self._host = [_HostSide.of(self._tensors, self._shapes) for _ in range(2)]
         self._turn = 0
-        self._decoding: list[_Decoding] = []
+        self._decoding = Decoding.after([])
+        self._unread = UnreadTokens(slots)
+        self.sampled = 0
+        """The number of tokens that were sampled from finite logits."""
         self._started: _Started | None = None
         self._passes = [StaticPass(model, self._cache, self._tensors, each, attention) for each in self._shapes]
         self._runs: list[Callable[[], None]] = [each.run for each in self._passes]
@@ -140,21 +126,24 @@ class GraphedPasses:
         """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
         self._cache.copy(source, slot, count)
 
-    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledToken]:
-        """Start a pass over the chunks and the next token of each decoding sequence. Return the tokens of the pass
-        before."""
+    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledRun]:
+        """Start a pass over the chunks and the next token of each decoding sequence. Read the tokens of the pass
+        before, and return the tokens of the sequences whose requests end."""
         earlier, self._started = self._started, None
         try:
             self._started = self._start(work)
         finally:
             # Even after an error, the next pass must not overwrite the inputs of a pass that has not begun.
-            found = [] if earlier is None else _read(earlier)
+            found = [] if earlier is None else self._read(earlier)
         return found
 
-    def settle(self) -> list[SampledToken]:
-        """Wait for the pass that has started, and return its tokens."""
+    def settle(self) -> list[SampledRun]:
+        """Wait for the pass that has started, and return all tokens that no call has returned."""
         earlier, self._started = self._started, None
-        return [] if earlier is None else _read(earlier)
+        ended = [] if earlier is None else self._read(earlier)
+        due = {run.slot.index for run in ended}
+        slots = [slot for slot in compress(self._decoding.slots, self._decoding.present) if slot.index not in due]
+        return [*ended, *filter(None, map(self._unread.hand_out, slots))]
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Compute the log-probs float32[T - 1] of the T `tokens` after the first one, in the slot of the canary. No
@@ -169,31 +158,29 @@ class GraphedPasses:
         """Do nothing: no token reads beyond its own sequence, so nothing has to be wiped."""
 
     def _start(self, work: Sequence[tuple[Slot, SlotChunk]]) -> _Started | None:
-        self._decoding = [each for each in self._decoding if each.goes_on]
-        if not self._decoding and not work:
+        going_on = self._decoding = self._decoding.going_on()
+        if not going_on and not work:
             return None
         tokens = PassTokens(
-            [each.slot.index for each in self._decoding],
-            [each.length for each in self._decoding],
+            going_on.indices,
+            going_on.lengths,
             [chunk for _, chunk in work],
             [slot.tokens[chunk.start : chunk.end] for slot, chunk in work],
         )
         complete = [chunk.end == len(slot.tokens) for slot, chunk in work]
-        last = list(compress(tokens.ends(), chain([True] * len(self._decoding), complete)))
+        last = tokens.ends()[np.array([True] * len(going_on) + complete, np.bool_)]
+        begun = [slot for slot, _ in compress(work, complete)]
         for slot, chunk in work:
             slot.cached = chunk.end
-        for each in self._decoding:
-            each.length += 1
-            each.left -= 1
-        self._decoding += [_Decoding.after(slot) for slot, _ in compress(work, complete)]
-        requests = [each.request for each in self._decoding]
-        temperatures = [each.temperature for each in requests]
-        noise = uniforms([each.key for each in requests], [each.length for each in self._decoding])
-        targets = [each.slot.index for each in self._decoding]
-        results = self._launch(tokens, PassRows(last, targets, noise, temperatures))
-        wanted = max((each.wanted for each in requests), default=0)
-        alternatives = self._most_likely(temperatures, wanted) if wanted else None
-        return _Started([(each.slot, each.request) for each in self._decoding], results, alternatives, self._mark())
+        for slot in begun:
+            slot.is_decoding = True
+            self._unread.begin(slot)
+        rows = self._decoding = going_on.one_further() + Decoding.after(begun)
+        noise = uniforms(rows.keys, rows.lengths)
+        results = self._launch(tokens, PassRows(last, rows.indices, noise, rows.temperatures))
+        wanted = max((request.wanted for request in rows.requests), default=0)
+        alternatives = self._most_likely(rows.temperatures, wanted) if wanted else None
+        return _Started(rows, results, alternatives, self._mark())
 
     def _launch(self, tokens: PassTokens, rows: PassRows) -> torch.Tensor:
         """Start a pass. Returns its results on the host, which are there once the device has come so far."""
@@ -219,9 +206,26 @@ class GraphedPasses:
         event.record()
         return event.synchronize
 
-    def _most_likely(self, temperatures: Sequence[float], wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, started: _Started) -> list[SampledRun]:
+        """Wait for the results, and leave out those of requests that have ended. Return the tokens of the sequences
+        that are due, and of those that want alternatives."""
+        started.done()
+        rows, present = started.rows, started.rows.present
+        results = started.results.numpy()[: len(rows)][present]
+        slots = list(compress(rows.slots, present))
+        logprobs = np.ascontiguousarray(results[:, 1]).view(np.float64)
+        self.sampled += int(np.isfinite(logprobs).sum())
+        due = self._unread.add(rows.indices[present], results[:, 0], logprobs)
+        if started.alternatives is None:
+            return list(filter(None, (self._unread.hand_out(slots[place]) for place in due)))
+        others = [list(compress(each.tolist(), present)) for each in started.alternatives]
+        pairs = list(zip(*others, strict=True))
+        wanting = {place for place, slot in enumerate(slots) if slot.request.wanted}
+        return list(filter(None, (self._unread.hand_out(slots[p], pairs[p : p + 1]) for p in sorted(wanting | {*due}))))
+
+    def _most_likely(self, temperatures: NDArray[np.float64], wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._tensors.logits[: len(temperatures)]
-        tokens, logprobs = most_likely(logits, torch.tensor(temperatures, device=self._device), wanted)
+        tokens, logprobs = most_likely(logits, torch.from_numpy(temperatures).to(self._device), wanted)
         return tokens.cpu(), logprobs.cpu()
 
     def _logits_of(self, tokens: Sequence[int], most: int) -> torch.Tensor:
@@ -231,8 +235,10 @@ class GraphedPasses:
             text = tokens[start : start + most]
             count = len(text)
             chunk = SlotChunk(slot, start, start + count)
-            rows = PassRows(range(count), [slot] * count, np.full(count, 0.5), [0.0] * count)
-            self._launch(PassTokens([], [], [chunk], [text]), rows)
+            self._launch(
+                PassTokens(_NO_ROWS, _NO_ROWS, [chunk], [text]),
+                PassRows(np.arange(count), np.full(count, slot), np.full(count, 0.5), np.zeros(count)),
+            )
             parts.append(self._tensors.logits[:count].clone())
             # A later launch uses the host's memory again.
             self._mark()()
@@ -260,7 +266,11 @@ class GraphedPasses:
         pool, graphs = torch.cuda.graph_pool_handle(), []
         try:
             for index, each in reversed(list(enumerate(self._passes))):
-                self._fill(index, PassTokens([], [], [], []), PassRows([], [], np.zeros(0), []))
+                self._fill(
+                    index,
+                    PassTokens(_NO_ROWS, _NO_ROWS, [], []),
+                    PassRows(_NO_ROWS, _NO_ROWS, _NO_NUMBERS, _NO_NUMBERS),
+                )
                 each.run()
                 graphs.append(capture(each.run, pool))
                 torch.cuda.synchronize()
@@ -268,23 +278,6 @@ class GraphedPasses:
             raise NoGraphError(f"torch cannot record a pass ({error})") from error
         torch.cuda.empty_cache()
         return graphs[::-1]
-
-
-def _read(started: _Started) -> list[SampledToken]:
-    """Wait for the results, and leave out those of requests that have ended."""
-    started.done()
-    results = started.results.numpy()[: len(started.rows)]
-    tokens, logprobs = results[:, 0].tolist(), results[:, 1].view(np.float64).tolist()
-    alternatives: Sequence[tuple[list[int], list[float]]] = [([], [])] * len(tokens)
-    if started.alternatives is not None:
-        alternatives = list(zip(*(each.tolist() for each in started.alternatives), strict=True))
-    sampled = []
-    for each, token, logprob, others in zip(started.rows, tokens, logprobs, alternatives, strict=True):
-        slot, request = each
-        if slot.is_decoding and slot.request is request:
-            slot.cached = len(slot.tokens)
-            sampled.append(SampledToken(slot, token, logprob, others))
-    return sampled
 
 
 def _attention(cache: SlotCache) -> tuple[tuple[int, int], Attention]:

@@ -153,6 +153,14 @@ def test_a_fine_tuning_that_may_not_resume_renders_nothing(model: Path, tmp_path
     assert not (tmp_path / config.run.name / "demonstrations").exists()
 
 
+def test_a_fine_tuning_needs_no_held_out_demonstrations(tmp_path: Path) -> None:
+    config = make_config(tmp_path / "no-model", tmp_path)
+    write_conversations(tmp_path / "train.jsonl", 3)
+    config.data.train, config.data.eval = [str(tmp_path / "train.jsonl")], None
+    with pytest.raises(ConfigError, match="no-model"):  # The columns are checked before the model.
+        run(config)
+
+
 @pytest.mark.parametrize("look", [run_with_store, read_run, words_of])
 def test_commands_about_episodes_say_what_to_do_with_a_fine_tuning(look: Callable[[str], Any], tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text("{}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import torch
 
 from asyncrl.engine.graphed import kernel
@@ -36,7 +37,9 @@ def error(heads: int, shared: int, width: int, dtype: str, large: bool) -> float
     tile = kernel.tile_tokens(heads // shared)[large]
     shape = PassShape(tokens=40, tiles=40, rows=4, tile_tokens=tile)
     buffer = torch.zeros(shape.numbers, dtype=torch.int64)
-    tokens = PassTokens([0, 2], [70, 0], [SlotChunk(1, 50, 80), SlotChunk(2, 0, 2)], [[0] * 30, [0] * 2])
+    tokens = PassTokens(
+        np.array([0, 2]), np.array([70, 0]), [SlotChunk(1, 50, 80), SlotChunk(2, 0, 2)], [[0] * 30, [0] * 2]
+    )
     tokens.write(PassInputs.of_array(buffer.numpy(), shape), tile, padding=3)
     inputs = PassInputs.of_tensor(buffer, shape)
     query = torch.randn(heads, shape.tokens, width).transpose(0, 1)

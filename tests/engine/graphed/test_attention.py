@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,9 @@ from tests.helpers import GENEROUS_S
 def test_every_token_sees_exactly_its_own_past_and_no_nan_beyond_it() -> None:
     cache = SlotCache(CONFIGS["qwen3"](), slots=5, length=60, dtype=torch.float32, device=torch.device("cpu"))
     torch.manual_seed(0)
-    tokens = PassTokens([3, 0], [40, 7], [SlotChunk(2, 0, 4), SlotChunk(1, 20, 26)], [[0] * 4, [0] * 6])
+    tokens = PassTokens(
+        np.array([3, 0]), np.array([40, 7]), [SlotChunk(2, 0, 4), SlotChunk(1, 20, 26)], [[0] * 4, [0] * 6]
+    )
     for layer in (*cache.keys, *cache.values):
         layer.fill_(torch.nan)
         for slot, start in ((3, 40), (0, 7), (1, 20)):

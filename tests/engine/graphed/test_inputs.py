@@ -25,10 +25,10 @@ def written(tokens: PassTokens, rows: PassRows) -> PassInputs:
 
 def test_decoding_sequences_come_first_then_chunks_in_tiles_then_padding() -> None:
     chunks = [SlotChunk(4, 2, 7), SlotChunk(0, 0, 1)]
-    tokens = PassTokens([3, 1], [8, 5], chunks, [[10, 11, 12, 13, 14], [20]])
+    tokens = PassTokens(np.array([3, 1]), np.array([8, 5]), chunks, [[10, 11, 12, 13, 14], [20]])
     assert tokens.count == 8
-    assert tokens.ends() == [0, 1, 6, 7]
-    rows = PassRows([0, 1, 7], [3, 1, 0], np.array([0.25, 0.5, 0.75]), [1.0, 0.0, 0.7])
+    assert tokens.ends().tolist() == [0, 1, 6, 7]
+    rows = PassRows(np.array([0, 1, 7]), np.array([3, 1, 0]), np.array([0.25, 0.5, 0.75]), np.array([1.0, 0.0, 0.7]))
     read = written(tokens, rows)
     assert read.ids.tolist() == [LATEST, LATEST, 10, 11, 12, 13, 14, 20, *[0] * 8]
     assert read.slots.tolist() == [3, 1, 4, 4, 4, 4, 4, 0, *[PADDING] * 8]
@@ -42,7 +42,8 @@ def test_decoding_sequences_come_first_then_chunks_in_tiles_then_padding() -> No
 
 
 def test_a_pass_may_be_empty() -> None:
-    read = written(PassTokens([], [], [], []), PassRows([], [], np.zeros(0), []))
+    none = np.zeros(0, np.int64)
+    read = written(PassTokens(none, none, [], []), PassRows(none, none, np.zeros(0), np.zeros(0)))
     assert set(read.slots.tolist()) == {PADDING}
     assert not read.counts.any()
 

@@ -13,7 +13,6 @@ import torch
 from asyncrl.config.schema import EngineConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.graphed import passes as graphed_passes
 from asyncrl.engine.graphed.inputs import PassRows, PassTokens
 from asyncrl.engine.graphed.passes import GraphedPasses
 from asyncrl.engine.passes import Passes
@@ -69,7 +68,7 @@ async def test_the_host_reads_the_tokens_of_a_pass_after_the_next_one_has_starte
         return lambda *each: order.append(name) or call(*each)
 
     async with serving(static=True) as engine:
-        monkeypatch.setattr(graphed_passes, "_read", noted("read", graphed_passes._read))
+        monkeypatch.setattr(engine._passes, "_read", noted("read", engine._passes._read))
         monkeypatch.setattr(engine._passes, "_launch", noted("start", engine._passes._launch))
         await sample(engine, 4)
     # There is no fifth pass: the host knows the limit of the request.
@@ -91,6 +90,17 @@ async def test_new_weights_are_copied_into_the_memory_that_graphs_read_and_a_bad
         assert_exact({0: tiny_model(), 1: newer}, START, await call, 1.0)
         assert_exact({1: newer}, START, await sample(engine, 9), 1.0)
         assert places == {name: each.data_ptr() for name, each in model.named_parameters()}
+
+
+async def test_a_released_request_ends_with_all_tokens_that_were_sampled_for_it() -> None:
+    async with serving(static=True) as engine:
+        call = asyncio.create_task(sample(engine, 200, "released"))
+        await async_until(lambda: engine.stats().tokens > 5)
+        engine.release("released")
+        got = await call
+    assert got.finish_reason == "abort"
+    assert len(got.tokens) == engine.stats().tokens
+    assert_exact({0: tiny_model()}, START, got, 1.0)
 
 
 async def test_where_the_cache_is_kept_a_sequence_decodes_on_through_a_switch() -> None:
@@ -141,9 +151,9 @@ def test_a_model_or_option_without_static_passes_is_named_once_and_computed_as_u
 
 
 def test_a_pass_of_any_size_may_have_only_padding_as_when_it_is_recorded() -> None:
-    passes = GraphedPasses(tiny_model(), 3, 64, prefill_tokens=100)
+    passes, none = GraphedPasses(tiny_model(), 3, 64, prefill_tokens=100), np.zeros(0, np.int64)
     with torch.inference_mode():
         passes._tensors.inputs.fill_(1 << 40)
         for index, each in enumerate(passes._passes):
-            passes._fill(index, PassTokens([], [], [], []), PassRows([], [], np.zeros(0), []))
+            passes._fill(index, PassTokens(none, none, [], []), PassRows(none, none, np.zeros(0), np.zeros(0)))
             each.run()
