@@ -36,7 +36,11 @@ GPU, the layer's code and its shapes, and writes each entry whole, so learners m
 def keep_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let torch keep compiled layers in the folder `CACHE`. Torch's own choice is a folder for temporary files, which
     others may make, and which does not survive a restart of the machine."""
-    if CACHE_VARIABLE in environment:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # Torch sets the variable to its own choice when its compiler is imported, and a child process inherits that.
+    chosen = default_cache_dir()
+    if environment.get(CACHE_VARIABLE, chosen) != chosen:
         return
     folder = Path(CACHE).expanduser()
     try:
