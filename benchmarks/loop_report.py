@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import DataError
-from benchmarks.loop_result import read_record
+from benchmarks.loop_result import COLOCATED, in_order, label, read_record
 
 COLUMNS = (
     "max_lag",
     "samples/s",
-    "ratio",
+    "ratio to 0",
+    "ratio to colocated",
     "fleet, tokens/s",
     "of the bare rate",
     "fleet idle",
@@ -32,6 +33,8 @@ COLUMNS = (
     "largest lag",
     "tokens thrown away",
 )
+BASELINES = {"0": "synchronous training", COLOCATED: "colocated synchronous training"}
+"""The labels of the rows with which others are compared, and their words."""
 MEASURED = 0.005
 """The smallest share of a lag that is drawn."""
 
@@ -39,18 +42,40 @@ Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each age bound. Ratios are to synchronous training (`max_lag = 0`), and are missing without it."""
-    synchronous = next((row["samples_per_s"] for row in rows if row["max_lag"] == 0), None)
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(row, synchronous) for row in rows)]
+    """A line for each row. Ratios are to the two baselines: synchronous training (`max_lag = 0`), and synchronous
+    training with turns on the same GPUs. They are missing without their baseline."""
+    baselines = rates_of(rows)
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(row, baselines) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _cells(row: Row, synchronous: float | None) -> tuple[str, ...]:
+def rates_of(rows: Sequence[Row]) -> Mapping[str, float]:
+    """The samples a second of the measured baselines, by their labels."""
+    return {name: row["samples_per_s"] for row in rows if (name := label(row)) in BASELINES}
+
+
+def compared(rows: Sequence[Row]) -> list[str]:
+    """A sentence about the fastest row. It compares the row with each measured baseline, and with a bare client. There
+    is none without another row than baselines."""
+    others, baselines = [row for row in rows if label(row) not in BASELINES], rates_of(rows)
+    if not others:
+        return []
+    best = max(others, key=lambda row: row["samples_per_s"])
+    ratios = [
+        f"{best['samples_per_s'] / baselines[name]:.2f} times {words}"
+        for name, words in BASELINES.items()
+        if name in baselines
+    ]
+    shares = [*ratios, f"{best['fleet_to_bare']:.0%} of the tokens/s of a bare client"]
+    return [f"fastest: max_lag {label(best)}, {best['samples_per_s']:.2f} samples/s, {', '.join(shares)}"]
+
+
+def _cells(row: Row, baselines: Mapping[str, float]) -> tuple[str, ...]:
     seconds, push = row["seconds_of_a_step"], row["push"]
     return (
-        str(row["max_lag"]),
+        label(row),
         f"{row['samples_per_s']:.2f}",
-        f"{row['samples_per_s'] / synchronous:.2f}" if synchronous else "",
+        *(f"{row['samples_per_s'] / baselines[name]:.2f}" if name in baselines else "" for name in BASELINES),
         f"{row['fleet_tokens_per_s']:,.0f}",
         f"{row['fleet_to_bare']:.0%}",
         f"{row['fleet_idle']:.0%}",
@@ -70,25 +95,25 @@ def stops(push: Row) -> str:
 
 
 def draw(results: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Draw rates, idle shares and lags by age bound, for each result by its name."""
+    """Draw rates, idle shares and lags by row, for each result by its name."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, (rate, idle, lags) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    # The x axis has the age bounds of all results in order, evenly spaced.
-    every = sorted({row["max_lag"] for rows in results.values() for row in rows})
+    # The x axis has the rows of all results in order, evenly spaced.
+    every = list(dict.fromkeys(map(label, sorted((row for rows in results.values() for row in rows), key=in_order))))
     for axes in (rate, idle):
-        axes.set_xticks(range(len(every)), map(str, every))
+        axes.set_xticks(range(len(every)), every)
     for number, (name, rows) in enumerate(results.items()):
-        bounds, color = [every.index(row["max_lag"]) for row in rows], f"C{number}"
+        bounds, color = [every.index(label(row)) for row in rows], f"C{number}"
         rate.plot(bounds, [row["samples_per_s"] for row in rows], "o-", color=color, label=name)
         idle.plot(bounds, [row["learner_idle"] for row in rows], "o-", color=color, label=f"learner, {name}")
         idle.plot(bounds, [row["fleet_idle"] for row in rows], "s--", color=color, label=f"fleet, {name}")
         last = rows[-1]
         shares = {int(lag): share for lag, share in last["token_lags"].items() if share >= MEASURED}
-        lags.plot(list(shares), list(shares.values()), "o-", color=color, label=f"{name}, max_lag {last['max_lag']}")
+        lags.plot(list(shares), list(shares.values()), "o-", color=color, label=f"{name}, max_lag {label(last)}")
     for axes, title, along in (
         (rate, "trained samples a second", "max_lag"),
         (idle, "share of the time without work", "max_lag"),
@@ -102,11 +127,14 @@ def draw(results: Mapping[str, Sequence[Row]], path: Path) -> None:
 
 def show(name: str, record: Mapping[str, Any]) -> None:
     result = record["result"]
-    print(f"{name}, {record['machine']}, {record['date']}, SGLang {result['sglang']}:", end=" ")
+    engine = f"SGLang {result['sglang']}" if result["sglang"] else "embedded engine"
+    print(f"{name}, {record['machine']}, {record['date']}, {engine}:", end=" ")
     print(f"a bare client gets {result['bare_tokens_per_s']:,.0f} tokens/s\n")
     print(table(result["rows"]) if result["rows"] else "nothing was measured\n")
-    for max_lag, reason in result["failed"].items():
-        print(f"max_lag {max_lag}: {reason}\n")
+    for line in compared(result["rows"]):
+        print(f"{line}\n")
+    for name, reason in result["failed"].items():
+        print(f"max_lag {name}: {reason}\n")
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The result of benchmarks.gpu_loop: a file that is written after each age bound, and that a later call can extend."""
+"""The result of benchmarks.gpu_loop: a file that is written after each run, and that a later call can extend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any
 from asyncrl.errors import ConfigError, DataError
 from benchmarks.record import write_result
 
+COLOCATED = "colocated"
 KEYS = {"settings", "rows", "failed", "sglang", "bare_tokens_per_s"}
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """The name of a row: its age bound, or COLOCATED for synchronous training with turns on the same GPUs."""
+    return COLOCATED if row.get(COLOCATED) else str(row["max_lag"])
+
+
+def in_order(row: Mapping[str, Any]) -> tuple[int, bool]:
+    """The place of a row: the colocated one first, then by age bounds."""
+    return row["max_lag"], not row.get(COLOCATED)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -46,16 +57,18 @@ class Result:
         self.content["failed"] = {}
 
     @property
-    def lags(self) -> list[int]:
-        return [row["max_lag"] for row in self.content["rows"]]
+    def labels(self) -> list[str]:
+        """The names of the measured rows."""
+        return [label(row) for row in self.content["rows"]]
 
-    def served_by(self, version: str) -> None:
-        """Record the version of SGLang. Raises ConfigError: the file was measured with another version."""
+    def served_by(self, version: str | None) -> None:
+        """Record the version of SGLang; None: the embedded engine. Raises ConfigError: the file was measured with
+        another one."""
         self._refuse({"SGLang": self.content.get("sglang", version)}, {"SGLang": version})
         self.content["sglang"] = version
 
     def add(self, row: dict[str, Any]) -> None:
-        self.content["rows"] = sorted([*self.content["rows"], row], key=lambda each: each["max_lag"])
+        self.content["rows"] = sorted([*self.content["rows"], row], key=in_order)
 
     def write(self) -> Path:
         return write_result(self.name, self.content, self._device, self._folder)

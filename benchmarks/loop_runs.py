@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,21 +17,20 @@ from typing import Any
 
 import torch
 
+from asyncrl.config.quoting import as_word
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.launch.placement.dealing import memory_shares
 from asyncrl.machine.child import ending_with_parent, last_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import read_lines
 from asyncrl.text import reason_of
 from benchmarks.fleets import launched
-from benchmarks.loop_bare import bare_rate
+from benchmarks.loop_bare import Load, bare_rate
 from benchmarks.loop_figures import FIRST
-from benchmarks.loop_workload import AGENT, RULE, Workload
-from benchmarks.shapes import SHAPES, make_model, word_tokenizer
-
-SERVER_MEMORY = 0.75
-"""The server's share of a GPU of its own. The rest has room for versions of the weights (`ipc`)."""
+from benchmarks.loop_result import COLOCATED, label
+from benchmarks.loop_servers import Fitted, own_arguments, shared_memory
+from benchmarks.loop_workload import AGENT, RULE, USER, USER_NAME, WORKLOAD, Workload
+from benchmarks.shapes import SHAPES, end_turns, make_model, word_tokenizer
 
 TASKS = 4096
 POLL_S = 0.5
@@ -46,7 +44,6 @@ _HAS_SGLANG = "import importlib.util; print('\\nsglang:', importlib.util.find_sp
 class Scale:
     """The size of a run: `at_once` episodes; batches of `batch` trajectories in groups of `group`."""
 
-    workload: str
     at_once: int
     batch: int
     group: int
@@ -55,24 +52,56 @@ class Scale:
     bare_s: float
 
 
-SMALL = Scale("tiny", at_once=16, batch=8, group=4, micro_tokens=2048, warm_s=1.0, bare_s=4.0)
-LARGE = Scale("gpu", at_once=256, batch=64, group=8, micro_tokens=32768, warm_s=15.0, bare_s=20.0)
+SMALL = Scale(at_once=16, batch=8, group=4, micro_tokens=2048, warm_s=1.0, bare_s=4.0)
+LARGE = {
+    "heavy": Scale(at_once=256, batch=64, group=8, micro_tokens=32768, warm_s=15.0, bare_s=20.0),
+    "short": Scale(at_once=512, batch=256, group=16, micro_tokens=32768, warm_s=15.0, bare_s=20.0),
+}
+"""The scales of the workloads on GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: at an age bound, or synchronous with learner and servers in turns on the same GPUs."""
+
+    max_lag: int
+    colocated: bool = False
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The fields that name the case in a result."""
+        return {"max_lag": self.max_lag, **({"colocated": True} if self.colocated else {})}
+
+    @property
+    def label(self) -> str:
+        return label(self.row)
+
+    @property
+    def words(self) -> str:
+        return COLOCATED if self.colocated else f"max_lag {self.max_lag}"
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return COLOCATED if self.colocated else f"lag-{self.max_lag}"
 
 
 class Loop:
-    """A model and its tasks in a folder, servers of the model, and one run of training for each age bound."""
+    """A model and its tasks in a folder, an engine for the model, and one run of training for each case."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.scale = SMALL if options.gpus == 0 else LARGE
+        self.scale = LARGE[options.workload] if options.gpus else SMALL
         if options.at_once:
             self.scale = replace(self.scale, at_once=options.at_once)
-        self.workload = Workload.named(options.workload or self.scale.workload)
+        self._workload_name: str = options.workload if options.gpus else f"{options.workload}-tiny"
+        self.workload = Workload.named(self._workload_name)
         self.folder: Path = options.dir / f"{options.size}-{options.gpus}"
         self.urls: list[str] = []
         self.deadline = time.monotonic() + options.seconds
         self._options = options
-        self._gpus = server_gpus(options.gpus, options.servers)
-        self._shares = memory_shares({"learner": (0,), "actor": self._gpus}, {}) if options.gpus else {}
+        self._gpus = server_gpus(options.gpus, options.servers, options.per_gpu)
+        self._dtype = "bfloat16" if options.gpus else "float32"
+        self._end = -1
 
     @property
     def model(self) -> Path:
@@ -81,46 +110,60 @@ class Loop:
     def prepare(self) -> None:
         """Write model and tasks again."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        device, dtype = ("cuda", torch.bfloat16) if self._options.gpus else ("cpu", torch.float32)
-        model = make_model(self._options.size, dtype, device)
+        device = "cuda" if self._options.gpus else "cpu"
+        model = make_model(self._options.size, getattr(torch, self._dtype), device)
+        tokenizer = word_tokenizer(SHAPES[self._options.size].vocabulary)
+        self._end = tokenizer.eos_token_id
+        if self.workload.mean_turn is not None:
+            end_turns(model, self._end, self.workload.mean_turn)
         model.save_pretrained(self.model)
         del model
         if device == "cuda":
             torch.cuda.empty_cache()
-        word_tokenizer(SHAPES[self._options.size].vocabulary).save_pretrained(self.model)
+        tokenizer.save_pretrained(self.model)
         write_tasks(self.folder / "tasks.parquet", self.workload.tasks(TASKS))
 
     @asynccontextmanager
     async def servers(self) -> AsyncIterator[None]:
-        """Start servers, which end with this context."""
-        options, arguments = self._options, shlex.split(self._options.server)
+        """Start servers, which end with this context. An embedded engine has none."""
+        options = self._options
+        if options.engine == "embedded":
+            yield
+            return
+        # Each server is given what a run would give it.
+        fitted = Fitted(options, self.model, self.workload.longest_episode, self.scale.at_once, len(self._gpus))
         async with AsyncExitStack() as stack:
             # All servers start at the same time.
             opening = [
-                launched(options.python, self.model, self.folder / f"server-{index}.log", gpu, memory, arguments)
-                for index, (gpu, memory) in enumerate(zip(self._gpus, self._memory(), strict=True))
+                launched(options.python, self.model, self.folder / f"server-{index}.log", gpu, *fitted.on(gpu))
+                for index, gpu in enumerate(self._gpus)
             ]
             self.urls = list(await asyncio.gather(*(stack.enter_async_context(each) for each in opening)))
             yield
-
-    def _memory(self) -> list[float | None]:
-        """Each server's share of its GPU's memory."""
-        if not self._options.gpus:
-            return [None] * len(self._gpus)
-        return [self._shares["actor"] if gpu == 0 else SERVER_MEMORY for gpu in self._gpus]
+        self.urls = []
 
     async def bare(self) -> float:
-        """Tokens a second of a bare client over the servers, after a short warm-up."""
-        vocabulary, scale = SHAPES[self._options.size].vocabulary, self.scale
-        return await bare_rate(self.urls, self.workload, vocabulary, scale.at_once, scale.warm_s, scale.bare_s)
+        """Tokens a second of a bare client over the servers or the embedded engine, after a short warm-up."""
+        scale = self.scale
+        load = Load(
+            self._workload_name,
+            SHAPES[self._options.size].vocabulary,
+            stop=(self._end,) if self.workload.mean_turn is not None else (),
+            at_once=scale.at_once,
+            group=scale.group,
+            warm_s=scale.warm_s,
+            measured_s=scale.bare_s,
+            model=str(self.model.absolute()),
+            dtype=self._dtype,
+        )
+        return await bare_rate(load, self.urls)
 
-    async def lag(self, max_lag: int, seconds: float) -> Path:
-        """Train at one age bound, for at most that many seconds after the first step; returns the run's folder. Raises
+    async def run(self, case: Case, seconds: float) -> Path:
+        """Train in one case, for at most that many seconds after the first step; returns the run's folder. Raises
         AsyncrlError: the run ended too early for figures."""
-        run_dir = self.folder / f"lag-{max_lag}"
+        run_dir, log = self.folder / case.name, self.folder / f"{case.name}.log"
         shutil.rmtree(run_dir, ignore_errors=True)
-        log = self.folder / f"lag-{max_lag}.log"
-        command = [sys.executable, "-m", "asyncrl", "train", *self._settings(max_lag), *self._options.set]
+        command = [sys.executable, "-m", "asyncrl", "train", *self.settings(case), *self._options.set]
         with log.open("wb") as output:
             # A run that outlives a killed benchmark would keep its share of the GPU.
             process = await asyncio.create_subprocess_exec(
@@ -160,33 +203,51 @@ class Loop:
                 await asyncio.wait_for(process.wait(), POLL_S)
         return False
 
-    def _settings(self, max_lag: int) -> list[str]:
-        options, scale, workload, folder = self._options, self.scale, self.workload, self.folder.absolute()
+    def settings(self, case: Case) -> list[str]:
+        """The settings of a run, as words of the command line."""
+        scale, workload, folder = self.scale, self.workload, self.folder.absolute()
         longest = workload.longest_episode
-        memory = [f"learner.memory={self._shares['learner']}"] if self._shares else []
         return [
-            *(f"run.dir={folder}", f"run.name=lag-{max_lag}", f"data.train={folder / 'tasks.parquet'}"),
-            *(f"model.path={folder / 'model'}", f"model.dtype={'bfloat16' if options.gpus else 'float32'}"),
-            *(f"engine={'sglang' if options.gpus else 'sglang_cpu'}", "engine.launch=false"),
-            f"engine.urls=[{','.join(self.urls)}]",
-            *(f"actor.agent={AGENT}", f"actor.concurrency={scale.at_once}", f"actor.max_turns={workload.turns[1]}"),
-            f"actor.max_turn_tokens={int(workload.turn_tokens['longest'])}",
+            *(f"run.dir={folder}", f"run.name={case.name}", f"data.train={folder / 'tasks.parquet'}"),
+            *(f"model.path={folder / 'model'}", f"model.dtype={self._dtype}"),
+            *(f"actor.concurrency={scale.at_once}", f"actor.max_turns={workload.turns[1]}"),
+            f"actor.max_turn_tokens={workload.longest_turn}",
             *(f"actor.max_tokens={longest}", f"actor.max_total_tokens={longest}"),
-            *(f"scoring.rule={RULE}", "scoring.shaping.environment_weight=1"),
-            *(f"replay.max_lag={max_lag}", f"learner.steps={FIRST + options.steps}"),
+            *(f"scoring.rule={RULE}", f"replay.max_lag={case.max_lag}", f"learner.steps={FIRST + self._options.steps}"),
             *(f"learner.batch_size={scale.batch}", f"learner.group_size={scale.group}"),
             *(f"learner.micro_tokens={max(longest, scale.micro_tokens)}", "learner.export=false"),
-            *("learner.checkpoint_every=1000000", f"cluster.gpus={min(1, options.gpus)}", "cluster.actors=1"),
-            *("network.replay_port=0", "network.weights_port=0", *memory),
+            *("learner.checkpoint_every=1000000", "cluster.actors=1"),
+            *("network.replay_port=0", "network.weights_port=0"),
+            *self._player_settings(),
+            *self._engine_settings(case),
         ]
 
+    def _player_settings(self) -> list[str]:
+        if self.workload.mean_turn is None:
+            return [f"actor.agent={AGENT}"]
+        user = {"class_name": USER, "config": {WORKLOAD: self._workload_name}}
+        return ["actor.tools=[]", as_word("actor.interactions", {USER_NAME: user})]
 
-def server_gpus(gpus: int, servers: int | None) -> Sequence[int]:
-    """The GPU of each server. None: one server on each GPU but the learner's. Without GPUs servers run on the CPU with
-    GPU number 0."""
+    def _engine_settings(self, case: Case) -> list[str]:
+        """The settings of the engine, and of the GPUs that the run may use."""
+        options, kind = self._options, "sglang" if self._options.gpus else "sglang_cpu"
+        if options.engine == "embedded":
+            return ["engine=embedded", f"engine.slots={self.scale.at_once}", f"cluster.gpus={options.gpus}"]
+        if case.colocated:
+            own = [as_word("engine.server.arguments", own_arguments(options))] if options.server else []
+            started = ["engine.launch=true", as_word("engine.python", options.python), *own]
+            return [f"engine={kind}", *started, "cluster.colocated=true", f"cluster.gpus={options.gpus}"]
+        memory = [f"learner.memory={shared_memory(self._gpus)['learner']}"] if 0 in self._gpus and options.gpus else []
+        urls = f"engine.urls=[{','.join(self.urls)}]"
+        return [f"engine={kind}", "engine.launch=false", urls, f"cluster.gpus={min(1, options.gpus)}", *memory]
+
+
+def server_gpus(gpus: int, servers: int | None, per_gpu: int = 1) -> Sequence[int]:
+    """The GPU of each server, if `servers` GPUs have `per_gpu` servers each. None: each GPU but the learner's has
+    servers. Without GPUs servers run on the CPU with GPU number 0."""
     if not gpus:
         return [0] * (servers or 1)
-    return range(gpus)[-(servers or max(1, gpus - 1)) :]
+    return [gpu for gpu in range(gpus)[-(servers or max(1, gpus - 1)) :] for _ in range(per_gpu)]
 
 
 def unmeasured(steps: int, log: Path, stopped: bool) -> str:

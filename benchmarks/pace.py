@@ -40,14 +40,14 @@ def episodes(workload: Workload) -> Iterator[list[TypicalEpisode]]:
 def _episode(workload: Workload, name: str) -> TypicalEpisode:
     turns = workload.episode(name)
     sampled = sum(turn.tokens for turn in turns)
-    observed = (len(turns) - 1) * workload.observation_tokens
+    observed = sum(turn.message for turn in turns[:-1])
     waits = sum(turn.wait_s for turn in turns[:-1])
     return TypicalEpisode(sampled, sampled + observed + workload.prompt_tokens, len(turns), waits)
 
 
 def run(learner: str, max_lag: int, setting: str) -> Forecast:
     rates = Rates(
-        tasks=list(episodes(Workload.named("gpu"))),
+        tasks=list(episodes(Workload.named("heavy"))),
         pass_s=4e-3,
         request_s=5e-5,
         token_s=LEARNERS[learner],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import string
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,11 @@ SHAPES = {
 }
 
 
+LARGER, CHANNEL, SETTLED, CORRECTIONS = 20.0, 10.0, 32, 4
+"""The constants of `end_turns`: the factor of embeddings, the value of their first channel, the first position that
+counts, and the number of corrections."""
+
+
 def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
     """Make a model of that shape with transformers' initialisation, or without contents on the meta device. The head of
     a mixture of experts is not tied, as in Qwen's."""
@@ -65,6 +71,30 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cp
         config = Qwen3MoeConfig(**common, moe_intermediate_size=sizes.intermediate)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def end_turns(model: Any, end: int, mean: float) -> None:
+    """Change a dense model with random weights so that it samples the token `end` with the probability 1 / `mean`.
+
+    All embeddings get the same value in the first channel, to which no layer adds anything. So the final hidden states
+    share it. The head has the embeddings' weights: a larger first channel of `end` raises its logit at each position.
+    """
+    # An update adds about as much to a channel in any model. Compared with large embeddings it is little, so training
+    # hardly changes the probability. The final norm undoes the factor.
+    embeddings = model.get_input_embeddings().weight.data.mul_(LARGER)
+    model.model.norm.weight.data.div_(LARGER)
+    embeddings[:, 0] = CHANNEL
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data[0] = 0
+        layer.mlp.down_proj.weight.data[0] = 0
+    tokens = torch.randint(len(embeddings), (8, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        hidden = model.model(input_ids=tokens.to(embeddings.device), use_cache=False).last_hidden_state
+    hidden = hidden[:, SETTLED:].flatten(0, 1).float()
+    for _ in range(CORRECTIONS):
+        share = (hidden @ embeddings.float().T).softmax(-1)[:, end].mean().item()
+        # The difference of log-odds is the missing part of the logit.
+        embeddings[end, 0] -= math.log(share * (mean - 1) / (1 - share)) / hidden[:, 0].mean().item()
 
 
 def word_tokenizer(vocabulary: int) -> Any:

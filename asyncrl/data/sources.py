@@ -178,7 +178,7 @@ def _loaded(source: str, query: SourceQuery) -> Any:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise DataError(f"{source} needs Hugging Face datasets: pip install 'asyncrl[datasets]'") from error
+        raise DataError(f"{source} needs Hugging Face datasets: pip install 'asyncrl[datasets]' ({error})") from error
     config, revision = query.values.get("config"), query.values.get("revision")
     try:
         return datasets.load_dataset(query.name, config, split=query.values["split"], revision=revision)

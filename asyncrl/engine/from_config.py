@@ -60,8 +60,8 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
     routes = route_settings(config)
     agree_with_servers(routes)
     each = _server_settings(weights, actor.max_tokens, config.network.insecure)
-    episodes = actor.at_once(config.learner.batch_size)
-    servers = _servers_settings(config.run, config.cluster, each, routes, episodes)
+    at_once = (actor.at_once(config.learner.batch_size), actor.asks_in_parallel)
+    servers = _servers_settings(config.run, config.cluster, each, routes, *at_once)
     return open_fleet(model, engine, fleet, servers, spans or NoSpans())
 
 
@@ -78,7 +78,7 @@ def _server_settings(weights: WeightsConfig, context: int, insecure: bool) -> Se
 
 
 def _servers_settings(
-    run: RunConfig, cluster: ClusterConfig, each: ServerSettings, routes: RouteSettings, episodes: int
+    run: RunConfig, cluster: ClusterConfig, each: ServerSettings, routes: RouteSettings, episodes: int, parallel: bool
 ) -> ServersSettings:
     run_dir, locks = locations.run_dir(run), locations.gpu_locks(run)
     by_disk = routes_to_engines(routes, CPU).routes[0].name == "disk"
@@ -91,6 +91,7 @@ def _servers_settings(
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         episodes=episodes,
+        parallel=parallel,
         seed=run.seed,
         gpu_lock=ServersLock(locks, cluster.ranks) if cluster.colocated else None,
     )

@@ -94,6 +94,7 @@ class ServersSettings:
     - `folders`: the directory into which the actor puts weights for its servers to load
     - `logs`: the directory of the servers' logs
     - `episodes`: the number of episodes that the actor runs at once
+    - `parallel`: an agent may request several turns of an episode at once
     - `seed`: the seed of the sampling in servers that the actor starts
     - `gpu_lock`: set if these servers share their GPUs with the learner
     """
@@ -104,6 +105,7 @@ class ServersSettings:
     folders: Path
     logs: Path
     episodes: int
+    parallel: bool
     seed: int = 0
     gpu_lock: ServersLock | None = None
 
@@ -198,9 +200,9 @@ def _launched(
 ) -> list[LaunchedServer]:
     own = engine.server
     count = server_count(own)
-    requests = requests_of_server(servers.episodes, count)
+    requests = requests_of_server(servers.episodes, count, servers.parallel)
     version = () if own.on_cpu else installed_version(engine.python, own.environment)
-    fitting = fitting_arguments(own, requests, version)
+    fitting = fitting_arguments(own, requests, version, servers.parallel)
     memory = _gpu_memory(model) if own.together > 1 else None
     first = own.port or free_ports(count)
     return [

@@ -26,6 +26,7 @@ from asyncrl.launch.autoscale import Autoscaler, RunSizes
 from asyncrl.launch.claim import check_begun_files, check_resume, claim, is_finished, is_past_its_steps, make_room
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop, stop_of_start
+from asyncrl.launch.placement.actors import settle_actors
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
@@ -156,6 +157,9 @@ def _placed(
     episodes = config.actor.at_once(config.learner.batch_size)
     if launcher.is_one_machine() and settle_servers(engine, config.weights, config.model, episodes, placement):
         log.info("engine.server.per_gpu=%d: several servers on a GPU are faster here", engine.server.together)
+        placement = place(config, placement.hosts)
+    if why := settle_actors(config.actor, config.cluster, engine, config.learner.batch_size, placement):
+        log.info("%s", why)
         placement = place(config, placement.hosts)
     settle(config.cluster, config.learner, placement)
     # `prepare` comes before `claim`, so that the configuration in the run's folder has the replay's addresses.

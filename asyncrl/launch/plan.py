@@ -12,11 +12,12 @@ from contextlib import closing
 from functools import partial
 
 from asyncrl.config.load import role_main
-from asyncrl.config.schema import ClusterConfig, ServerConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, ClusterConfig, ServerConfig, TrainConfig
 from asyncrl.config.schema.cluster import MOST
 from asyncrl.engine.sglang.fitting import fitting_words
 from asyncrl.errors import ConfigError
 from asyncrl.launch.launcher import open_launcher
+from asyncrl.launch.placement.actors import settle_actors
 from asyncrl.launch.placement.placement import Placement, place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
@@ -57,7 +58,7 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     # A plan needs no other code, which may be missing on the machine where somebody plans.
     check_imports([each for each in named if each.setting.startswith(("algorithm.", "actor.environment"))])
     check_algorithm(config)
-    episodes = config.actor.at_once(config.learner.batch_size)
+    batch_size = config.learner.batch_size
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)
         one_machine = len(hosts) == 1
@@ -66,25 +67,30 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
         with closing(open_launcher(config)) as launcher:
             hosts, one_machine = launcher.hosts(), launcher.is_one_machine()
             placement = place(config, hosts)
+            episodes = config.actor.at_once(batch_size)
             if one_machine and settle_servers(config.engine, config.weights, config.model, episodes, placement):
                 placement = place(config, hosts)
             launcher.check_addresses(placement)
+    if why := settle_actors(config.actor, config.cluster, config.engine, batch_size, placement):
+        placement = place(config, hosts)
     names = config.cluster.hosts
     check_plan(config, placement, one_machine)
     shown = names if len(names) == len(hosts) else ()
     sys.stdout.write(placement_table(placement, shown, terminal_width(sys.stdout)))
     cluster, engine = config.cluster, config.engine
+    if why:
+        sys.stdout.write(f"{why}\n")
     if engine.launches and not engine.server.on_cpu:
-        lines = list(_fitting_lines(engine.server, episodes, placement))
+        lines = list(_fitting_lines(engine.server, config.actor, batch_size, placement))
         sys.stdout.writelines(lines if any(host.gpus for host in hosts) else [NO_GPUS])
     if not assumed and cluster.launcher == "local" and cluster.gpus is not None and cluster.cpus is None:
         sys.stdout.write(f"planned with this machine's {hosts[0].cpus} CPUs; for another machine set cluster.cpus\n")
 
 
-def _fitting_lines(server: ServerConfig, episodes: int, placement: Placement) -> Iterator[str]:
+def _fitting_lines(server: ServerConfig, actor: ActorConfig, batch_size: int, placement: Placement) -> Iterator[str]:
     """Yield what the servers of the actors are given, in a line for each number of servers that an actor has."""
     for servers in sorted({role.servers for role in placement.of("actor")}):
-        if words := fitting_words(server, episodes, servers):
+        if words := fitting_words(server, actor.at_once(batch_size), servers, actor.asks_in_parallel):
             yield f"each server is given {words}\n"
     if server.together > 1:
         yield f"{server.together} servers share each GPU (engine.server.per_gpu), each with a scheduler of its own\n"

@@ -7,17 +7,19 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from benchmarks.loop_bare import Answers
+from benchmarks.loop_bare import Answers, Load, client_rate
 from benchmarks.loop_figures import FIRST, figures
 from benchmarks.loop_report import draw, table
 from benchmarks.loop_runs import server_gpus
-from benchmarks.loop_workload import Workload
+from benchmarks.loop_workload import DrawnUser, Workload
+from benchmarks.shapes import SHAPES, end_turns, make_model
 
 
 def test_an_episode_is_the_same_at_each_call_and_lengths_have_the_median_and_the_bounds_of_the_file() -> None:
-    workload = Workload.named("gpu")
+    workload = Workload.named("heavy")
     episodes = [workload.episode(f"t{number:09d}.0") for number in range(2000)]
     assert episodes[7] == workload.episode("t000000007.0")
     assert {len(episode) for episode in episodes} == {2, 3, 4}
@@ -28,6 +30,50 @@ def test_an_episode_is_the_same_at_each_call_and_lengths_have_the_median_and_the
     assert all(0.5 <= turn.wait_s <= 30 for episode in episodes for turn in episode)
 
 
+def test_short_episodes_have_short_messages_and_no_waits_and_the_policy_ends_their_turns() -> None:
+    workload = Workload.named("short")
+    episodes = [workload.episode(f"t{number:09d}.0") for number in range(500)]
+    turns = [turn for episode in episodes for turn in episode]
+    assert {len(episode) for episode in episodes} == {4, 5, 6}
+    assert workload.mean_turn == 40
+    assert {(turn.tokens, turn.wait_s) for turn in turns} == {(256, 0.0)}
+    assert (min(turn.message for turn in turns), max(turn.message for turn in turns)) == (10, 30)
+    assert workload.longest_episode < 2300
+
+
+async def test_the_simulated_user_answers_until_the_episode_has_its_turns() -> None:
+    user, workload = DrawnUser({"workload": "short"}), Workload.named("short")
+    messages: list[dict[str, str]] = [{"role": "user", "content": "a"}]
+    turns = workload.episode("t1.0")
+    for turn in turns[:-1]:
+        messages.append({"role": "assistant", "content": "b"})
+        ends, text, score, _ = await user.generate_response("t1.0.2", messages)
+        assert (ends, len(str(text)), score) == (False, turn.message, None)
+        messages.append({"role": "user", "content": str(text)})
+    messages.append({"role": "assistant", "content": "b"})
+    assert (await user.generate_response("t1.0.2", messages))[0] is True
+    assert (await user.generate_response("t1.0.1", messages[:2]))[1] == messages[2]["content"], "a repeated attempt"
+
+
+def test_a_model_with_random_weights_ends_its_turns_with_the_wanted_probability() -> None:
+    model, end = make_model("tiny"), SHAPES["tiny"].vocabulary - 1
+    end_turns(model, end, 40.0)
+    tokens = torch.randint(end, (4, 64), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        shares = model(tokens, use_cache=False).logits[:, 16:].softmax(-1)[..., end]
+    assert shares.mean().item() == pytest.approx(1 / 40, rel=0.1)
+    assert shares.min().item() > 1 / 80
+    assert shares.max().item() < 1 / 20
+
+
+@pytest.mark.slow
+async def test_a_bare_client_plays_both_workloads_on_an_embedded_engine(tmp_path: Path) -> None:
+    make_model("tiny").save_pretrained(tmp_path)
+    for workload, stop in (("heavy-tiny", ()), ("short-tiny", (5,))):
+        load = Load(workload, 4096, stop, at_once=4, group=2, warm_s=0.1, measured_s=0.2, model=str(tmp_path))
+        assert await client_rate(load) > 0
+
+
 @pytest.mark.parametrize(
     ("gpus", "servers", "expected"),
     [(0, None, [0]), (0, 2, [0, 0]), (1, None, [0]), (2, None, [1]), (2, 2, [0, 1]), (4, None, [1, 2, 3]), (4, 1, [3])],
@@ -36,6 +82,7 @@ def test_servers_are_on_the_last_gpus_and_on_the_learners_where_there_are_as_man
     gpus: int, servers: int | None, expected: list[int]
 ) -> None:
     assert list(server_gpus(gpus, servers)) == expected
+    assert list(server_gpus(gpus, servers, 1 + bool(gpus))) == sorted(expected * (1 + bool(gpus)))
 
 
 def test_the_tokens_of_an_answer_count_where_its_request_overlaps_the_time() -> None:
@@ -84,9 +131,9 @@ def test_figures_leave_out_the_first_steps_and_compare_the_fleet_with_the_bare_r
     assert row["counts"] == {"updates": 3, "requests": 24, "requests_cut": 3}
     assert (row["thrown_away_tokens"], row["evicted"]) == (30, 3)
     lines = table([{"max_lag": 0, **row}, {"max_lag": 4, **row, "samples_per_s": 5.0}]).splitlines()
-    assert lines[2].startswith("| 0 | 2.00 | 1.00 | 100 | 80% | 50% | 30% |")
+    assert lines[2].startswith("| 0 | 2.00 | 1.00 |  | 100 | 80% | 50% | 30% |")
     assert "| 0.200, 0.100 | 20, 47, 50 |" in lines[2]
-    assert lines[3].startswith("| 4 | 5.00 | 2.50 |")
+    assert lines[3].startswith("| 4 | 5.00 | 2.50 |  |")
 
 
 def test_a_counter_of_a_process_that_was_started_again_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What benchmarks.gpu_loop is asked for, what it keeps of a result, and what benchmarks.loop_report says of it."""
+"""The options and results of benchmarks.gpu_loop, and the report of benchmarks.loop_report."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.compose import read
 from asyncrl.errors import ConfigError
 from benchmarks import loop_report
-from benchmarks.gpu_loop import named, parse
-from benchmarks.loop_report import table
+from benchmarks.gpu_loop import cases, command_line, named, parse, refusal
+from benchmarks.loop_report import compared, table
 from benchmarks.loop_result import Result
-from benchmarks.loop_runs import check_python, unmeasured
+from benchmarks.loop_runs import Case, Loop, check_python, unmeasured
 from benchmarks.record import RESULTS
 
 COMMITTED = sorted(RESULTS.glob("gpu_loop-*.json"))
@@ -55,6 +56,8 @@ def measured(tmp_path: Path) -> Path:
         (1, ["--set", "weights.mode=in_place", "weights.mode=retract"], "0.6B-1gpu"),
         (1, ["--servers", "1", "--name", "mine"], "mine"),
         (0, ["--servers", "2"], "0.6B-0gpu-2servers"),
+        (1, ["--engine", "embedded", "--workload", "short"], "0.6B-1gpu-embedded-short"),
+        (2, ["--workload", "short", "--colocated"], "0.6B-2gpu-short"),
     ],
 )
 def test_the_name_has_servers_and_weights_mode_where_they_are_not_the_default(
@@ -83,8 +86,8 @@ def test_the_help_has_the_default_of_each_option_that_has_one(capsys: pytest.Cap
 def test_a_result_goes_on_where_device_settings_and_sglang_are_the_same(measured: Path) -> None:
     own = result(measured)
     own.served_by("0.5.23")
-    assert (own.lags, own.content["bare_tokens_per_s"]) == ([0], 100.0)
-    assert result(measured, resume=False).lags == []
+    assert (own.labels, own.content["bare_tokens_per_s"]) == (["0"], 100.0)
+    assert result(measured, resume=False).labels == []
 
 
 @pytest.mark.parametrize(
@@ -149,12 +152,89 @@ def script(path: Path, options: str, first: str = "true") -> str:
     return str(path)
 
 
-def test_ratios_are_to_max_lag_0_and_there_are_none_without_it() -> None:
-    def ratios(*rows: dict[str, Any]) -> list[str]:
-        return [line.split(" | ")[2] for line in table(rows).splitlines()[2:]]
+COLOCATED = {"colocated": True}
 
-    assert ratios(row(0, 2.0), row(4, 5.0)) == ["1.00", "2.50"]
-    assert ratios(row(1, 2.0), row(4, 5.0)) == ["", ""]
+
+def test_ratios_are_to_both_baselines_and_there_are_none_without_them() -> None:
+    def ratios(*rows: dict[str, Any]) -> list[tuple[str, ...]]:
+        return [tuple(line.removeprefix("| ").split(" | ")[:4]) for line in table(rows).splitlines()[2:]]
+
+    assert ratios(row(0, 2.0), row(4, 5.0)) == [("0", "2.00", "1.00", ""), ("4", "5.00", "2.50", "")]
+    assert ratios(row(1, 2.0), row(4, 5.0)) == [("1", "2.00", "", ""), ("4", "5.00", "", "")]
+    assert ratios(row(0, 2.5) | COLOCATED, row(0, 2.0), row(4, 5.0)) == [
+        ("colocated", "2.50", "1.25", "1.00"),
+        ("0", "2.00", "1.00", "0.80"),
+        ("4", "5.00", "2.50", "2.00"),
+    ]
+
+
+def test_the_fastest_run_is_compared_with_both_baselines_and_with_a_bare_client() -> None:
+    assert compared([row(0, 2.5) | COLOCATED, row(0, 2.0), row(4, 5.0), row(8, 4.0)]) == [
+        "fastest: max_lag 4, 5.00 samples/s, 2.50 times synchronous training, 2.00 times colocated synchronous "
+        "training, 80% of the tokens/s of a bare client"
+    ]
+    assert compared([row(0, 2.0)]) == []
+    assert compared([row(4, 2.0)]) == ["fastest: max_lag 4, 2.00 samples/s, 80% of the tokens/s of a bare client"]
+
+
+def test_the_colocated_row_comes_first_and_is_no_other_age_bound(tmp_path: Path) -> None:
+    own = result(tmp_path)
+    for each in (row(4), row(0), row(0) | COLOCATED):
+        own.add(each)
+    assert own.labels == ["colocated", "0", "4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "--python: name a Python that has sglang, or use --engine embedded"),
+        (["--engine", "embedded", "--colocated"], "--colocated with --engine embedded: it keeps its memory"),
+        (["--engine", "embedded", "--servers", "1"], "--servers: an embedded engine has no servers"),
+        (["--engine", "embedded", "--gpus", "3"], "--gpus 3 with --engine embedded: one GPU for the learner"),
+        (["--python", "p", "--gpus", "5"], "--gpus 5: this machine has 4"),
+        (
+            ["--python", "p", "--servers", "5", "--gpus", "4"],
+            "--servers 5: at least one, and at most one for each of the",
+        ),
+        (["--python", "p", "--per-gpu", "2", "--gpus", "0"], "--per-gpu 2: at least one server on each GPU"),
+        (
+            ["--python", "p", "--lags", "0", "4", "--colocated", "--lag-seconds", "1", "2"],
+            "--lag-seconds has 2 numbers",
+        ),
+    ],
+)
+def test_options_that_cannot_be_measured_are_refused(words: list[str], reason: str) -> None:
+    assert refusal(command_line().parse_args(words), 4).startswith(reason)
+
+
+def test_each_run_may_have_its_own_time_and_the_colocated_one_comes_last() -> None:
+    words = ["--python", "p", "--gpus", "0", "--lags", "4", "0", "--colocated", "--lag-seconds"]
+    assert cases(parse([*words, "9"])) == {Case(4): 9.0, Case(0): 9.0, Case(0, colocated=True): 9.0}
+    assert list(cases(parse([*words, "1", "2", "3"])).values()) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case(0, colocated=True), ["--python", "python3", "--server=--attention-backend 'a b'"]),
+        (Case(4), ["--python", "python3", "--workload", "short"]),
+        (Case(4), ["--engine", "embedded", "--workload", "short"]),
+        (Case(0), ["--engine", "embedded"]),
+    ],
+    ids=["colocated", "servers", "embedded", "embedded-agent"],
+)
+def test_a_run_takes_the_settings_of_its_case(tmp_path: Path, case: Case, words: list[str]) -> None:
+    loop = Loop(parse(["--size", "tiny", "--gpus", "0", "--dir", str(tmp_path), *words]))
+    loop.urls = ["http://127.0.0.1:1"]
+    config = read(loop.settings(case), names_missing_data=False)
+    assert (config.cluster.colocated, config.replay.max_lag) == (case.colocated, case.max_lag)
+    assert config.engine.launches == case.colocated
+    assert config.engine.kind == ("embedded" if "embedded" in words else "sglang")
+    assert (config.actor.agent is None, list(config.actor.interactions)) == (
+        ("short" in words, ["drawn"] if "short" in words else [])
+    )
+    if case.colocated:
+        assert config.engine.server.arguments[-2:] == ["--attention-backend", "a b"]
 
 
 def test_the_report_says_which_age_bounds_were_not_measured(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.data.command import convert, convert_demonstrations
-from asyncrl.data.converters.reasoning_gym import CALCULATED, packed, tasks, unpacked
+from asyncrl.data.converters.reasoning_gym import CALCULATED, check_held_out, packed, tasks, unpacked
 from asyncrl.data.demonstrations import DemonstrationFile
 from asyncrl.data.layout import AS_THEY_ARE
 from asyncrl.data.made_rows import read_made, write_rows
@@ -156,3 +157,32 @@ def test_real_reasoning_gym_accepts_the_answers_of_demonstrations(tmp_path: Path
         assert all([message["role"] for message in each[:3]] == ["user", "assistant", "tool"] for each in shown)
         solved = {task.messages[0]["content"]: task for task in tasks(f"reasoning-gym:{source}")}
         assert outcome(solved[shown[0][0]["content"]], shown[0][-1]["content"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("held_out", "seed"),
+    [
+        ("sums?size=10&seed=1", 100),
+        ("sums?seed=99", 100),
+        ("sums?seed=-4&size=5", 100),
+        ("sums?size=10&most=3", 100),
+        ("chess?seed=1499", 1500),
+    ],
+)
+def test_held_out_tasks_that_are_training_tasks_are_refused_with_a_seed_that_works(held_out: str, seed: int):
+    train = ["reasoning-gym:sums?size=100&most=5", "reasoning-gym:chess?seed=1000", "tasks.parquet"]
+    with pytest.raises(DataError, match=rf"{re.escape(held_out)} would make training tasks .* write seed={seed} or"):
+        check_held_out(train, ["test.parquet", f"reasoning-gym:{held_out}"])
+    name = held_out.partition("?")[0]
+    check_held_out(train, [f"reasoning-gym:{name}?seed={seed}", "reasoning-gym:go", "tasks.parquet", train[0]])
+
+
+@pytest.mark.slow
+def test_a_seed_beyond_the_training_tasks_makes_other_tasks():
+    pytest.importorskip("reasoning_gym", reason="needs asyncrl[reasoning-gym]")
+    asked = [
+        {task.messages[0]["content"] for task in tasks(f"reasoning-gym:basic_arithmetic?size=20&min_terms=4{seed}")}
+        for seed in ("", "&seed=1", "&seed=20")
+    ]
+    assert len(asked[0] & asked[1]) == 19
+    assert not asked[0] & asked[2]

@@ -113,6 +113,17 @@ def test_each_server_is_started_for_its_share_of_the_actors_episodes(
     assert not any("--max-total-tokens" in each or "--mem-fraction-static" in each for each in found)
 
 
+@pytest.mark.parametrize(("agent", "limited"), [("tests.agent.play", False), ("openenv", True), (None, True)])
+def test_servers_of_an_agent_that_may_request_turns_in_parallel_have_no_limit_of_requests(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str | None, limited: bool
+) -> None:
+    config = configured(model, tmp_path)
+    config.actor.concurrency, config.engine.server.count, config.actor.agent = 64, 1, agent
+    [command] = commands(config, monkeypatch, None)
+    assert ("--max-running-requests" in command) == limited
+    assert f"--cuda-graph-max-bs-decode {72 if limited else 136}" in command
+
+
 def test_servers_on_one_gpu_divide_what_the_learner_leaves_them(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

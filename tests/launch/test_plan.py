@@ -264,6 +264,11 @@ def test_a_plan_says_what_each_server_is_given_and_why(capsys: pytest.CaptureFix
     show_plan(config, "--plan=1")
     expected = "each server is given --max-running-requests 328 and CUDA graphs of decoding up to 328, since an actor "
     assert f"{expected}runs 512 episodes at once on 2 servers" in capsys.readouterr().out
+    config.actor.agent = "tests.agent.play"
+    show_plan(config, "--plan=1")
+    printed = capsys.readouterr().out
+    assert "each server is given CUDA graphs of decoding up to 648, since an actor runs 512 episodes" in printed
+    assert "its agent may request several turns of an episode at once" in printed
     config.engine.server.arguments = ["--max-running-requests=8", "--disable-cuda-graph"]
     show_plan(config, "--plan=1")
     assert "each server is given" not in capsys.readouterr().out

@@ -209,6 +209,12 @@ class ActorConfig:
         return [name for name, is_set in given.items() if is_set]
 
     @property
+    def asks_in_parallel(self) -> bool:
+        """True if an agent plays that may request several turns of an episode at once. The agent for OpenEnv requests
+        one after the other."""
+        return self.played_by is not None and self.agent != "openenv"
+
+    @property
     def has_verl_loops(self) -> bool:
         """True if agent loops of verl play the episodes."""
         return self.agent == "verl"

@@ -104,7 +104,8 @@ class ClusterConfig:
     )
     actors: int | None = option(
         None,
-        "number of actor processes; null: one on each GPU with the embedded engine, else one on each node",
+        "number of actor processes; null: one on each GPU with the embedded engine, else one on each node, or more if "
+        "its episodes need more than one core (docs/cluster.md)",
         f"[1, {MOST}]",
     )
     scorers: int | None = option(

@@ -11,7 +11,7 @@ Source: `reasoning_gym.create_dataset` of reasoning-gym 0.1.25.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from asyncrl.data.converters.calculator_calls import Calculation, LeftOut, demonstration
@@ -25,6 +25,8 @@ KIND = "reasoning-gym:"
 FORM = f"{KIND}NAME?size=1000&seed=0, with any further options of the data set"
 SEED = 0
 """The default seed. Without one, reasoning-gym would use a different seed each time."""
+SIZE = 500
+"""The default size of almost all data sets."""
 
 ENTRY = "reasoning_gym"
 """The field of `extra_info` with one text: the task's entry in the data set, and the data set's name and options."""
@@ -69,12 +71,39 @@ def demonstrations(source: str) -> Iterator[list[Mapping[str, Any]] | LeftOut]:
         yield demonstration(task.messages, [calculation], f"<answer>{task.ground_truth}</answer>")
 
 
+def check_held_out(train: Iterable[str], held_out: Iterable[str]) -> None:
+    """Raises DataError: a held-out source makes tasks that a training source makes, too, or a source has another form.
+
+    Sources of other kinds are ignored, and so are held-out sources that are training sources on purpose.
+    """
+    training = {source: _numbers(source) for source in train if source.startswith(KIND)}
+    for source in held_out:
+        if not source.startswith(KIND) or source in training:
+            continue
+        name, numbers = _numbers(source)
+        for other, (its_name, its_numbers) in training.items():
+            if name == its_name and numbers.start < its_numbers.stop and its_numbers.start < numbers.stop:
+                raise DataError(
+                    f"data.eval: {source} would make training tasks of {other} again, since reasoning-gym makes task i "
+                    f"from the number seed + i; write seed={its_numbers.stop} or a larger seed"
+                )
+
+
+def _numbers(source: str) -> tuple[str, range]:
+    """The name of a data set, and the numbers from which its tasks are made. Options that are no numbers count as the
+    defaults, since reasoning-gym refuses them later."""
+    query = SourceQuery.of(source, FORM)
+    seed, size = (_value(query.values.get(key, "")) for key in ("seed", "size"))
+    first = seed if isinstance(seed, int) else SEED
+    return query.name, range(first, first + (size if isinstance(size, int) else SIZE))
+
+
 def _dataset(source: str, name: str, options: Mapping[str, Any]) -> Any:
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
-        raise DataError(f"{source} needs reasoning-gym: pip install 'asyncrl[reasoning-gym]'") from error
+        raise DataError(f"{source} needs reasoning-gym: pip install 'asyncrl[reasoning-gym]' ({error})") from error
     if name not in DATASETS:
         raise DataError(f"{source}: reasoning-gym has no {name}; it has {', '.join(sorted(DATASETS))}")
     if name == "composite":

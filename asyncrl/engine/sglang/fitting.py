@@ -12,6 +12,9 @@ of 135M parameters and short turns gave these tokens per second (SGLang 0.5.17):
 
 The graphs of prefill are SGLang's default, and stay as they are.
 
+An agent may request several turns of an episode at once, and their number is unknown. So its servers get graphs for
+`PARALLEL` requests of each episode, and no limit of requests: a limit would let requests wait.
+
 A server's scheduler is one process, which is then busy all the time, while the GPU is busy for 29% of it. So several
 servers on the GPU are faster for such a model:
 
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 
 UNEVEN = 1.25
 """One of several servers may get more requests than an equal share, by this factor."""
+PARALLEL = 2
+"""The requests of one episode for which servers of an agent get graphs. This number is a guess. Larger batches are
+decoded without graphs, which `asyncrl status` says."""
 SPARE = 8
 """The number of requests that a server must take in addition to those of episodes. They are canaries and checks of its
 health, which must not wait until an episode's request ends."""
@@ -84,16 +90,19 @@ DIVIDED = {"--config", "--dp", "--dp-size", "--data-parallel-size"}
 """Arguments that change the meaning of the numbers, or set them in a file. With one of them, nothing is fitted."""
 
 
-def requests_of_server(episodes: int, servers: int) -> int:
-    """The number of requests that one server must take at once if an actor runs `episodes` at once on its `servers`."""
-    share = episodes if servers == 1 else min(episodes, math.ceil(episodes / servers * UNEVEN))
+def requests_of_server(episodes: int, servers: int, parallel: bool = False) -> int:
+    """The number of requests that one server must take at once if an actor runs `episodes` at once on its `servers`.
+    `parallel`: an agent may request several turns of an episode at once."""
+    requests = episodes * PARALLEL if parallel else episodes
+    share = requests if servers == 1 else min(requests, math.ceil(requests / servers * UNEVEN))
     return math.ceil(share / STEP) * STEP + SPARE
 
 
-def fitting_arguments(server: ServerConfig, requests: int, version: Sequence[int]) -> list[str]:
+def fitting_arguments(server: ServerConfig, requests: int, version: Sequence[int], parallel: bool = False) -> list[str]:
     """The arguments of a server that takes this number of `requests` at once. What the user's own arguments decide is
-    left out. `version` is that of SGLang; if it is empty, the graphs are left to SGLang."""
-    running, graphs = _fitted(server)
+    left out. `version` is that of SGLang; if it is empty, the graphs are left to SGLang. `parallel`: see
+    `requests_of_server`. The number of requests is then a guess, and no limit."""
+    running, graphs = _fitted(server, parallel)
     arguments = [RUNNING, str(requests)] if running else []
     if graphs and version:
         name = GRAPHS if tuple(version) >= RENAMED_IN else GRAPHS_BEFORE
@@ -101,10 +110,11 @@ def fitting_arguments(server: ServerConfig, requests: int, version: Sequence[int
     return arguments
 
 
-def fitting_words(server: ServerConfig, episodes: int, servers: int) -> str:
-    """Say what each of an actor's `servers` is given for its `episodes`, and why; empty if nothing is fitted."""
-    running, graphs = _fitted(server)
-    requests = requests_of_server(episodes, servers)
+def fitting_words(server: ServerConfig, episodes: int, servers: int, parallel: bool = False) -> str:
+    """Say what each of an actor's `servers` is given for its `episodes`, and why; empty if nothing is fitted.
+    `parallel`: see `requests_of_server`."""
+    running, graphs = _fitted(server, parallel)
+    requests = requests_of_server(episodes, servers, parallel)
     given = [
         *([f"{RUNNING} {requests}"] if running else []),
         *([f"CUDA graphs of decoding up to {min(requests, MOST_GRAPHS)}"] if graphs else []),
@@ -112,15 +122,16 @@ def fitting_words(server: ServerConfig, episodes: int, servers: int) -> str:
     if not given:
         return ""
     over = "one server" if servers == 1 else f"{servers} servers"
-    return f"{' and '.join(given)}, since an actor runs {episodes} episodes at once on {over}"
+    several = f", and its agent may request several turns of an episode at once ({PARALLEL} are assumed)"
+    return f"{' and '.join(given)}, since an actor runs {episodes} episodes at once on {over}{several * parallel}"
 
 
-def _fitted(server: ServerConfig) -> tuple[bool, bool]:
+def _fitted(server: ServerConfig, parallel: bool) -> tuple[bool, bool]:
     """The first is true if the number of requests is fitted, the second if the graphs are."""
     names = {word.partition("=")[0] for word in server.arguments}
     if server.device not in (None, "cuda") or names & DIVIDED:
         return False, False
-    return RUNNING not in names, not names & OWN_GRAPHS
+    return RUNNING not in names and not parallel, not names & OWN_GRAPHS
 
 
 @dataclass(frozen=True, slots=True)

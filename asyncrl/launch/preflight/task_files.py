@@ -1,8 +1,12 @@
-"""Reads the files of a run's tasks before the checks that load torch, so that a wrong column is told at once."""
+"""Reads the files of a run's tasks before the checks that load torch, so that a wrong column is told at once.
+
+Sources that make tasks are only compared: held-out tasks must not be training tasks.
+"""
 
 from __future__ import annotations
 
 from asyncrl.config.refusals import ELSEWHERE, missing_data
+from asyncrl.data.converters.reasoning_gym import check_held_out
 from asyncrl.data.opening import RunTasks
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
@@ -12,7 +16,8 @@ def read_files(tasks: RunTasks) -> dict[str, TaskFile]:
     """Map `data.train` and `data.eval` to their tasks, if all roles read these tasks from files of this machine. If
     both name the same files, only `data.train` is in the result.
 
-    Missing files are left to other checks. Raises DataError, with a line for each key: its files cannot be used.
+    Missing files are left to other checks. Raises DataError, with a line for each key: its files cannot be used, or its
+    sources make training tasks again.
     """
     data, read, problems = tasks.data, dict[str, TaskFile](), list[str]()
     missing = missing_data(data, None)
@@ -24,6 +29,10 @@ def read_files(tasks: RunTasks) -> dict[str, TaskFile]:
                 read[key] = tasks.all(sources)
             except DataError as error:
                 problems.append(str(error))
+    try:
+        check_held_out(data.train, data.eval or ())
+    except DataError as error:
+        problems.append(str(error))
     if problems:
         raise DataError("\n".join(dict.fromkeys(problems)))
     return read

@@ -26,7 +26,7 @@ try:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Link, SpanContext, TraceFlags
 except ImportError as error:
-    raise ConfigError("--format otlp needs the extra: pip install 'asyncrl[otel]'") from error
+    raise ConfigError(f"--format otlp needs the extra: pip install 'asyncrl[otel]' ({error})") from error
 
 SPANS_A_REQUEST = 512
 SCOPE = InstrumentationScope("asyncrl")

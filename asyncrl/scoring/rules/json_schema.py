@@ -18,7 +18,7 @@ try:
     from referencing import Registry
     from referencing.exceptions import Unresolvable
 except ImportError as error:
-    raise ConfigError("the rule json_schema needs the extra: pip install 'asyncrl[json]'") from error
+    raise ConfigError(f"the rule json_schema needs the extra: pip install 'asyncrl[json]' ({error})") from error
 
 
 def json_schema(

@@ -20,7 +20,7 @@ from asyncrl.types import Task, Trajectory
 try:
     from math_verify import parse, verify
 except ImportError as error:
-    raise ConfigError("the rule math needs the extra: pip install 'asyncrl[math]'") from error
+    raise ConfigError(f"the rule math needs the extra: pip install 'asyncrl[math]' ({error})") from error
 
 _JOINED = re.compile(r"[\s$,;\\()\[\]]{0,20}(?:\\text\s?\{\s?)?(?:and|or)?[\s$,;\\()\[\]}]{0,20}")
 """The text that may separate the boxes of one answer."""

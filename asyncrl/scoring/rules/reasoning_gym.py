@@ -17,7 +17,9 @@ from asyncrl.types import Task, Trajectory
 try:
     from reasoning_gym import create_dataset
 except ImportError as error:
-    raise ConfigError("the rule reasoning_gym needs the extra: pip install 'asyncrl[reasoning-gym]'") from error
+    raise ConfigError(
+        f"the rule reasoning_gym needs the extra: pip install 'asyncrl[reasoning-gym]' ({error})"
+    ) from error
 
 
 def reasoning_gym(

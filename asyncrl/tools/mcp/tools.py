@@ -81,7 +81,7 @@ def _check_installed(server: McpServer) -> None:
     try:
         import mcp
     except ImportError as error:
-        raise ConfigError(f"{server.setting} needs the package mcp: pip install 'asyncrl[mcp]'") from error
+        raise ConfigError(f"{server.setting} needs the package mcp: pip install 'asyncrl[mcp]' ({error})") from error
     del mcp
 
 

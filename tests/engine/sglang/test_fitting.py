@@ -83,6 +83,17 @@ def test_the_words_name_the_numbers_and_the_reason() -> None:
     )
 
 
+def test_an_agent_may_send_more_requests_than_it_has_episodes_so_its_servers_have_no_limit() -> None:
+    assert requests_of_server(64, 1, parallel=True) == 136
+    assert requests_of_server(2, 4, parallel=True) == 16
+    assert fitting_arguments(ServerConfig(), 136, NEW, parallel=True) == ["--cuda-graph-max-bs-decode", "136"]
+    assert fitting_arguments(ServerConfig(arguments=["--disable-cuda-graph"]), 136, NEW, parallel=True) == []
+    assert fitting_words(ServerConfig(), 64, 1, parallel=True) == (
+        "CUDA graphs of decoding up to 136, since an actor runs 64 episodes at once on one server, and its agent may "
+        "request several turns of an episode at once (2 are assumed)"
+    )
+
+
 @pytest.mark.parametrize(
     ("weights", "episodes", "cpus", "gpu", "expected"),
     [

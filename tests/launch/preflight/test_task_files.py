@@ -46,3 +46,10 @@ def test_missing_files_and_tasks_that_the_start_makes_are_left_to_other_checks(t
     assert list(read_files(tasks_of(tmp_path, [str(tmp_path / "none.jsonl")], [there]))) == ["data.eval"]
     assert read_files(tasks_of(tmp_path, ["hub:a/b?split=train"], ["hf://datasets/a/b"])) == {}
     assert read_files(tasks_of(tmp_path, [there], keep_in_memory=False)) == {}
+
+
+def test_held_out_tasks_of_reasoning_gym_must_not_be_training_tasks(tmp_path: Path) -> None:
+    train, seed = ["reasoning-gym:sums?size=100"], "reasoning-gym:sums?size=10&seed="
+    with pytest.raises(DataError, match=r"data\.eval: reasoning-gym:sums.*seed=100 or a larger seed"):
+        read_files(tasks_of(tmp_path, train, [f"{seed}1"]))
+    assert read_files(tasks_of(tmp_path, train, [f"{seed}100"])) == {}

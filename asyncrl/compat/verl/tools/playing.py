@@ -138,7 +138,7 @@ def verl_tools(entries: Sequence[Any]) -> list[type[Tool]]:
     try:
         import pydantic
     except ImportError as error:
-        raise ConfigError(f"{SETTING} needs the extra: pip install 'asyncrl[verl]'") from error
+        raise ConfigError(f"{SETTING} needs the extra: pip install 'asyncrl[verl]' ({error})") from error
     del pydantic
     provide_verl()
     # A process opens its tools several times, but makes each object once: its constructor may start a pool of threads.
