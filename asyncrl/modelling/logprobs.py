@@ -116,6 +116,8 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
+        # Entropies are differentiable only if they are no metric. That must not make two compiled functions.
+        logprobs, entropies = logprobs.detach(), entropies.detach()
         temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled(_gradient) if compiled else _gradient
         divisor = torch.tensor(temperature, dtype=logprobs.dtype) if compiled else temperature

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_all_layers_and_lengths_are_one_graph_and_with_a_proximal_pass_two(
                 packed = PackedSequences.of([torch.cat([first, each]) for each in others], sharing).padded()
                 # Demonstrations are learned at a temperature of their own.
                 policy(packed, temperature=1.0 if sharing else None)[0].sum().backward()
+                # In a step, the entropies of some tokens are a metric.
+                policy(replace(packed, measured=torch.tensor([0])), measures=True)[0].sum().backward()
                 if updates > 1:
                     with torch.no_grad():
                         policy(packed)
