@@ -167,11 +167,19 @@ async def server_version(url: str) -> str:
 
 @asynccontextmanager
 async def launched(
-    python: str, model: Path, log: Path, gpu: int = 0, memory: float | None = None, arguments: Sequence[str] = ()
+    python: str,
+    model: Path,
+    log: Path,
+    gpu: int = 0,
+    memory: float | None = None,
+    arguments: Sequence[str] = (),
+    tokenizer: bool = False,
 ) -> AsyncIterator[str]:
     """Start a server of `model` with `python`, on GPU number `gpu` or without GPUs on the CPU, and yield its URL.
-    `memory` is its share of the GPU, `arguments` are further arguments. Raises ConfigError: the server does not
-    start."""
+
+    `memory` is its share of the GPU, and `arguments` are further arguments. With `tokenizer` it makes text of tokens.
+    Raises ConfigError: the server does not start.
+    """
     from omegaconf import OmegaConf
 
     from asyncrl.config.files import config_dir
@@ -187,7 +195,8 @@ async def launched(
     engine.server.arguments += arguments
     dtype = json.loads((model / "config.json").read_text())["dtype"]
     port = free_ports(1)
-    command = [*server_command(engine, ModelConfig(path=str(model), dtype=dtype), port, gpu), "--skip-tokenizer-init"]
+    command = server_command(engine, ModelConfig(path=str(model), dtype=dtype), port, gpu)
+    command += [] if tokenizer else ["--skip-tokenizer-init"]
     server = LaunchedServer(
         f"http://127.0.0.1:{port}", command, log, engine.server.environment, engine.server.start_s, 0
     )

@@ -87,13 +87,17 @@ def _filled(groups: Iterable[Sequence[TensorSpec]], bucket_bytes: int, alignment
 def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Copy the bucket's tensors into a new buffer uint8[nbytes] on their device. Returns once the copies are
     complete."""
-    device = tensors[bucket.entries[0].name].device
-    flat = new_bytes(bucket.nbytes, device)
+    flat = new_bytes(bucket.nbytes, tensors[bucket.entries[0].name].device)
+    fill(flat, bucket, tensors)
+    return flat
+
+
+def fill(flat: torch.Tensor, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy the bucket's tensors into its buffer, which is on their device. Returns once the copies are complete."""
     for name, view in bucket.views(flat).items():
         view.copy_(tensors[name].detach())
     if flat.is_cuda:
-        torch.cuda.synchronize(device)
-    return flat
+        torch.cuda.synchronize(flat.device)
 
 
 def on_host(filled: GatheredBucket) -> dict[str, torch.Tensor]:

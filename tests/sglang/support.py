@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ class RealServer(ServerProcess):
         log: Path,
         *arguments: str,
         overlap: bool = False,
+        environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "sglang.launch_server"),
     ) -> None:
         command = [os.environ["ASYNCRL_SGLANG_PYTHON"], *program, "--model-path", str(model)]
         usual = [each for each in ARGUMENTS if not overlap or each != "--disable-overlap-schedule"]
-        super().__init__([*command, *usual, *arguments], ENVIRONMENT, "/get_model_info", log)
+        super().__init__([*command, *usual, *arguments], {**ENVIRONMENT, **(environment or {})}, "/get_model_info", log)
 
 
 def fleet_of(

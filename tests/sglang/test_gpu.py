@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engine.base import Generation
 from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.sglang.inside import FOLDER, LOADER
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
@@ -48,7 +50,11 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 def started(model: Path, log: Path, *arguments: str) -> ServerProcess:
     command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
-    return ServerProcess([*command, *ARGUMENTS, *arguments], {"HF_HUB_OFFLINE": "1"}, "/get_model_info", log)
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")]),
+    }
+    return ServerProcess([*command, *ARGUMENTS, *arguments], environment, "/get_model_info", log)
 
 
 def farthest(model: Any, start: NDArray[np.int32], got: Generation) -> float:
@@ -77,6 +83,36 @@ async def test_a_server_on_a_gpu_of_this_machine_serves_what_it_got_by_the_faste
                 assert farthest(rounded(version), start, got) < TOLERANCE
                 assert farthest(rounded(0), start, got) > 3 * TOLERANCE
         assert opened[-1].route == taken
+
+
+async def test_a_server_that_keeps_a_buffer_serves_each_version_and_a_dead_one_leaves_no_memory_taken(
+    model: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    server = started(model, log, "--custom-weight-loader", LOADER)
+
+    def open_server(url: str) -> SglangServer:
+        return SglangServer(url, context=512, settings=ServerRouteSettings("ipc"), silence_s=60)
+
+    torch.cuda.ipc_collect()
+    before = torch.cuda.memory_allocated()
+    try:
+        await server.ready()
+        async with fleet_over([server.url], open_server, rounded(0).to(torch.bfloat16)) as fleet:
+            for version in range(5):
+                await fleet.update_weights(version, parameters(rounded(version).to(torch.bfloat16)))
+                for index, start in enumerate(prompts(4)):
+                    got = await fleet.generate(start, Sampling(1.0, 40), (), f"{version}.{index}")
+                    assert set(got.versions) == {version}
+                    assert farthest(rounded(version), start, got) < TOLERANCE
+            server.kill()
+    finally:
+        server.kill()
+    assert "by copies at once" in log.read_text()
+    del fleet, got
+    gc.collect()
+    torch.cuda.ipc_collect()
+    assert torch.cuda.memory_allocated() == before
 
 
 async def test_a_server_frees_its_memory_in_the_learners_turn_and_serves_the_next_version(

@@ -21,6 +21,7 @@ import torch
 from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.engine.fleet.http import Http
 from asyncrl.engine.sglang.fitting import FRACTION
+from asyncrl.engine.sglang.inside import FOLDER
 from asyncrl.engine.sglang.load import LoadWatch, ServerLoad
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
@@ -92,6 +93,13 @@ def server_command(
     if shares_gpus and not server.on_cpu:
         command += ["--enable-memory-saver"]
     return [*command, *fitting, *server.arguments]
+
+
+def _environment(given: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of a server to which the user gave these variables."""
+    paths = given.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    python_path = str(FOLDER) if not paths else os.pathsep.join((str(FOLDER), paths))
+    return {**given, **OWN_VARIABLES, "PYTHONPATH": python_path}
 
 
 class LaunchedServer:
@@ -185,7 +193,7 @@ class LaunchedServer:
             shlex.join(masked(self._command)),
         )
         self.process, self.freed = (
-            start_guarded(self._command, self._log, {**self._environment, **OWN_VARIABLES}, files),
+            start_guarded(self._command, self._log, _environment(self._environment), files),
             False,
         )
         self.starts += 1

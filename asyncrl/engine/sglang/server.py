@@ -38,6 +38,7 @@ from asyncrl.engine.sglang.requests import (
     read_segment,
 )
 from asyncrl.engine.sglang.routes.base import CONTROL_S, ServerEnd, ServerRoute
+from asyncrl.engine.sglang.routes.kept import reason_to_keep_none
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings, open_server_routes
 from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Sampling
@@ -116,6 +117,7 @@ class SglangServer:
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
         self._end.ranks = int(info.get("tp_size") or 1)
+        self._end.keeps_none = reason_to_keep_none(info)
         self.precision = _precision(info)
         longest = info.get("context_length")
         if longest and int(longest) < self._context:
@@ -147,6 +149,9 @@ class SglangServer:
         """Check the server (see `InferenceServer`)."""
         # The scheduler answers `/server_info` during a pause, too, but `/health` answers 503 then.
         await self._get("server_info")
+        await self._check_label()
+
+    async def _check_label(self) -> None:
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
             raise ServerFaultError(f"{self.url} has weights {model.get('weight_version')!r}, not {self._label!r}")
@@ -194,6 +199,9 @@ class SglangServer:
 
     async def prepare(self, update: Update) -> None:
         await self._by_a_route(lambda route: route.prepare(update))
+        if not self._end.keeps_none:
+            # A server that was restarted keeps no buffer. This must be found out before the load refers to the buffer.
+            await self._check_label()
 
     async def load(self, update: Update) -> None:
         await self._by_a_route(lambda route: route.send(update))

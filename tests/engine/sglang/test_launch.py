@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.engine.sglang.inside import FOLDER
 from asyncrl.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.ports import free_ports
@@ -148,6 +149,18 @@ def test_the_command_line_has_what_was_configured() -> None:
     server.shared = [0]
     assert "--mem-fraction-static 0.7" in " ".join(server_command(config.engine, config.model, 31000, 0))
     assert "--mem-fraction-static" not in server_command(config.engine, config.model, 31000, 1), "its GPU is its own"
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTHONPATH": "/my/packages"}])
+async def test_a_server_finds_the_loader_in_addition_to_the_users_own_packages(
+    tmp_path: Path, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/inherited")
+    command = ["/bin/sh", "-c", "echo PYTHONPATH is $PYTHONPATH."]
+    log = tmp_path / "server.log"
+    with pytest.raises(ConfigError):
+        await LaunchedServer(f"http://127.0.0.1:{free_ports(1)}", command, log, given, GENEROUS_S, 1).keep()
+    assert f"PYTHONPATH is {FOLDER}:{given.get('PYTHONPATH', '/inherited')}." in log.read_text()
 
 
 def test_servers_that_share_a_gpu_have_its_number_and_no_share_of_what_is_free() -> None:

@@ -34,6 +34,8 @@ class ServerEnd:
     - `load_s`: the seconds that a call of an update may take
     - `spans`, known once the server has joined: true if updates have begin and end calls (see server.py)
     - `ranks`, known once the server has joined: the server's number of GPUs
+    - `keeps_none`: the reason why the server keeps no buffer of the actor open (see kept.py); "" once a server has
+      joined that keeps one
     """
 
     url: str
@@ -41,6 +43,7 @@ class ServerEnd:
     load_s: float
     spans: bool = False
     ranks: int = 1
+    keeps_none: str = "it has not joined"
 
     @property
     def address(self) -> tuple[str, int]:
@@ -132,9 +135,13 @@ class BucketServerRoute(ServerRoute):
     async def reset(self) -> None:
         await self._drop()
 
+    def has_first(self, update: Update) -> bool:
+        """True if the first bucket of `update` is prepared."""
+        return self._prepared is not None and self._prepared.update is update
+
     async def buckets(self, update: Update) -> AsyncGenerator[Filled, None]:
         """Yield the buckets of `update`, first the prepared one. Keeps no reference to a buffer."""
-        if self._prepared is None or self._prepared.update is not update:
+        if not self.has_first(update):
             await self.prepare(update)
         assert self._prepared is not None
         prepared, self._prepared = self._prepared, None
@@ -191,6 +198,11 @@ async def bucketed(
 def _from_host(device: torch.device, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Flatten a bucket as `flatten` does, from tensors on the CPU to a buffer on `device`."""
     flat = new_bytes(bucket.nbytes, device)
+    fill_from_host(flat, bucket, tensors)
+    return flat
+
+
+def fill_from_host(flat: torch.Tensor, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy the bucket's tensors, which are on the CPU, into its buffer on any device."""
     views = bucket.views(flat)
     copy_from_host([tensors[name].detach() for name in views], list(views.values()))
-    return flat

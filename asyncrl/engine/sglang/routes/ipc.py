@@ -1,51 +1,34 @@
 """Handles of GPU memory: a server on the same machine copies the weights from the actor's memory.
 
-The body has the form of SGLang's `flattened_bucket`: one pickle for each rank, with a buffer uint8[n] and the layout of
-its tensors. The server's unpickler accepts known names only, and this process has no SGLang to write such a pickle.
-
-So the buffer is pickled as a call of torch's rebuild function. SGLang's servers replace this function by one that finds
-a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the server
-reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
-
-Torch counts the processes that use a buffer. It keeps the buffer's memory until each process has opened its handle and
-dropped the buffer. A server does so when its copies are done. So the actor drops a buffer once the server has answered.
+A server that an actor started keeps one buffer for whole versions open (see kept.py). Any other server gets each
+version in buckets (see handles.py). A server drops a bucket when its copies are done, and so does the actor once the
+server has answered.
 """
 
 from __future__ import annotations
 
-import base64
 import logging
-import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import torch
-from torch.multiprocessing import reductions
 
 from asyncrl.engine.fleet.http import ServerRefusedError
 from asyncrl.engine.fleet.update import CPU, Update, give_back_memory
 from asyncrl.engine.sglang.families import request_group
+from asyncrl.engine.sglang.inside import LOADER
 from asyncrl.engine.sglang.routes.base import BucketServerRoute, ServerEnd
+from asyncrl.engine.sglang.routes.handles import handles_of, shared
+from asyncrl.engine.sglang.routes.kept import KeptBuffer, whole_bucket
 from asyncrl.weights.buckets import Bucket, tight_buckets
-from asyncrl.weights.manifest import DTYPES
 
 logger = logging.getLogger(__name__)
-
-DEVICE = 6
-"""The position of the device in the arguments of torch's rebuild function."""
-
-COUNTER = slice(11, 13)
-"""The position of the counter of processes that use the buffer: a file and an offset."""
 
 LEAST_BUCKET_BYTES = 64 << 20
 """The minimum size of buckets. Smaller buckets need so many requests that other routes are as fast."""
 TIGHT_PART = 4
 """Buckets may always take 1 / TIGHT_PART of the free memory, even if this leaves less than the reserve."""
-
-Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
 class IpcServerRoute(BucketServerRoute):
@@ -54,16 +37,42 @@ class IpcServerRoute(BucketServerRoute):
     If the GPU has no room for a second copy of the weights, versions stay in host memory, and only two buckets are on
     the GPU. `reserve_bytes` of the free memory stay free for the server's work. If less than that is free, buckets are
     smaller, and most of the free memory stays free.
+
+    If the server keeps a buffer open, and the GPU has room for it, each version goes through this buffer (see kept.py).
     """
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int, reserve_bytes: int = 0) -> None:
         super().__init__(end, device, bucket_bytes)
         self._reserve_bytes = reserve_bytes
         self._source = device
+        self._kept = KeptBuffer(device)
+        self._in_kept: Update | None = None
+        self._why_buckets = ""
 
     async def prepare(self, update: Update) -> None:
+        self._in_kept = None
         with _refused_without_room(self.device):
-            await super().prepare(update)
+            if self._fits_whole(whole := whole_bucket(update.specs)):
+                await self._drop()
+                await self._kept.fill(whole, await update.tensors(self._source_of(update, whole.nbytes)))
+                self._in_kept = update
+            else:
+                self._kept.drop()
+                await super().prepare(update)
+
+    def _fits_whole(self, whole: Bucket) -> bool:
+        """True if versions go through one buffer that the server keeps open. Logs the reason if they do not."""
+        reason = self.end.keeps_none
+        # A buffer that the server has opened takes its memory until the server closes it.
+        if not reason and not self._kept.is_for(whole):
+            # In addition to the buffer, a copy of the version may wait on the GPU.
+            needed, room = 2 * whole.nbytes + self._reserve_bytes, self._room()
+            if needed > room:
+                reason = f"{self.device} has {room >> 20} MB free, and {needed >> 20} are needed for a kept buffer"
+        if reason and reason != self._why_buckets:
+            logger.info("weights go into %s in buckets, and are loaded by name: %s", self.end.url, reason)
+        self._why_buckets = reason
+        return not reason
 
     def plan(self, update: Update) -> list[Bucket]:
         """Plan the largest buckets that fit. Raises ServerRefusedError: even the smallest buckets do not fit."""
@@ -80,9 +89,13 @@ class IpcServerRoute(BucketServerRoute):
         return buckets
 
     async def source(self, update: Update) -> torch.device:
+        return self._source_of(update, _together(self.plan(update)))
+
+    def _source_of(self, update: Update, buffers: int) -> torch.device:
+        """The device where the version waits, if buffers take so many bytes."""
         # The weights count twice: a version is kept for servers that join late, while the next version needs memory
         # too.
-        needed = _together(self.plan(update)) + self._reserve_bytes + 2 * update.nbytes
+        needed = buffers + self._reserve_bytes + 2 * update.nbytes
         source = self.device if update.is_on(self.device) or self._room() >= needed else CPU
         if source != self._source:
             self._source = source
@@ -98,6 +111,10 @@ class IpcServerRoute(BucketServerRoute):
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
+        if self._in_kept is not update and not self.has_first(update):
+            await self.prepare(update)
+        if self._in_kept is update:
+            return await self._send_whole(update)
         # A later bucket might not fit although the first one did.
         with _refused_without_room(self.device):
             async with self.end.updating(), aclosing(self.buckets(update)) as made:
@@ -107,6 +124,23 @@ class IpcServerRoute(BucketServerRoute):
                         del flat
                         request = {**body, "serialized_named_tensors": handles_of(bucket, buffers)}
                         await self.end.post("/update_weights_from_tensor", request)
+
+    async def _send_whole(self, update: Update) -> None:
+        body = {"load_format": LOADER, "flush_cache": False, "weight_version": update.label}
+        try:
+            async with self.end.updating():
+                request = {**body, "serialized_named_tensors": [self._kept.message()]}
+                await self.end.post("/update_weights_from_tensor", request)
+        except BaseException:
+            self._in_kept = None
+            self._kept.drop()
+            raise
+        self._kept.opened()
+
+    async def reset(self) -> None:
+        await super().reset()
+        self._in_kept = None
+        self._kept.drop()
 
 
 def _together(buckets: Sequence[Bucket]) -> int:
@@ -121,56 +155,3 @@ def _refused_without_room(device: torch.device) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise ServerRefusedError(f"{device} has no room for a bucket: {error}") from error
-
-
-@contextmanager
-def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
-    """Make a handle of a buffer on a GPU for each of `processes` other processes.
-
-    After an error in the `with` block the memory is released at once, because a handle that was never opened would keep
-    it.
-    """
-    reduced: list[Reduced] = []
-    try:
-        reduced.extend(reductions.reduce_tensor(flat) for _ in range(processes))
-        del flat
-        yield [_by_uuid(each) for each in reduced]
-    except BaseException:
-        # A process may still be reading. This is harmless: weights are used only after a whole update has succeeded.
-        for _, arguments in reduced:
-            torch.UntypedStorage._release_ipc_counter(*arguments[COUNTER])
-        raise
-
-
-def _by_uuid(reduced: Reduced) -> Reduced:
-    rebuild, arguments = reduced
-    device = str(torch.cuda.get_device_properties(arguments[DEVICE]).uuid)
-    return rebuild, (*arguments[:DEVICE], device, *arguments[DEVICE + 1 :])
-
-
-def handles_of(bucket: Bucket, buffers: list[Reduced]) -> list[str]:
-    """The pickle for each rank: the rank's handle and the bucket's layout. All `buffers` are handles of the same
-    memory."""
-    layout = [
-        SimpleNamespace(
-            name=entry.name,
-            shape=torch.Size(entry.shape),
-            dtype=DTYPES[entry.dtype],
-            start_idx=start,
-            end_idx=start + entry.nbytes,
-            numel=entry.nbytes,
-        )
-        for entry, start in bucket.placed()
-    ]
-    payloads = [pickle.dumps({"flattened_tensor": _Buffer(each), "metadata": layout}) for each in buffers]
-    return [base64.b64encode(each).decode() for each in payloads]
-
-
-class _Buffer:
-    """A buffer that is pickled as the call that rebuilds it."""
-
-    def __init__(self, reduced: Reduced) -> None:
-        self._reduced = reduced
-
-    def __reduce__(self) -> Reduced:
-        return self._reduced

@@ -23,7 +23,7 @@ from torch.multiprocessing import reductions
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.fleet.update import CPU, Update
-from asyncrl.engine.sglang.routes import base, ipc
+from asyncrl.engine.sglang.routes import base, handles, ipc
 from asyncrl.engine.sglang.routes.base import ServerEnd
 from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
 from asyncrl.weights.manifest import specs_of
@@ -100,14 +100,14 @@ class Unpickler(pickle.Unpickler):
 def test_a_server_finds_every_tensor_behind_the_handle_of_a_gpu_that_it_knows_by_its_uuid(bucket, memory):
     def rebuild(*arguments: Any) -> torch.Tensor:
         assert len(arguments) == 15
-        assert arguments[ipc.DEVICE : ipc.DEVICE + 2] == (f"{UUID}-5", b"handle")
+        assert arguments[handles.DEVICE : handles.DEVICE + 2] == (f"{UUID}-5", b"handle")
         assert arguments[1] == memory.size()
         return memory
 
-    with ipc.shared(memory, 2) as buffers:
-        handles = ipc.handles_of(bucket, buffers)
-    assert len(handles) == 2
-    for each in handles:
+    with handles.shared(memory, 2) as buffers:
+        payloads = handles.handles_of(bucket, buffers)
+    assert len(payloads) == 2
+    for each in payloads:
         loaded = Unpickler(base64.b64decode(each), rebuild).load()
         found = {}
         for meta in loaded["metadata"]:
@@ -234,13 +234,16 @@ def test_what_a_failed_post_shared_is_released_since_the_server_may_never_open_i
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_failed_posts_leave_nothing_on_the_gpu():
+@pytest.mark.parametrize("keeps_none", ["", "it has not joined"])
+def test_failed_posts_leave_nothing_on_the_gpu(keeps_none: str):
     tensors = {name: torch.ones(1 << 20, device="cuda") for name in "abc"}
 
     async def send() -> None:
         http = Http("http://127.0.0.1:1")
         route = ipc.IpcServerRoute(
-            ServerEnd("http://127.0.0.1:1", http, 5.0, ranks=2), torch.device("cuda", 0), bucket_bytes=4 << 20
+            ServerEnd("http://127.0.0.1:1", http, 5.0, ranks=2, keeps_none=keeps_none),
+            torch.device("cuda", 0),
+            bucket_bytes=4 << 20,
         )
         with pytest.raises(ServerFaultError):
             await route.send(Update(1, "1-me", tensors))
@@ -270,8 +273,8 @@ def test_a_buffer_that_is_dropped_here_stays_until_its_reader_has_let_go():
     flat = torch.ones(1 << 20, dtype=torch.uint8, device="cuda")
     before = torch.cuda.memory_allocated()
     reader = subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with ipc.shared(flat, 1) as [buffer]:
-        pickle.dump(buffer, reader.stdin)
+    with handles.shared(flat, 1) as [buffer]:
+        pickle.dump(buffer.__reduce__(), reader.stdin)
         reader.stdin.flush()
         assert int(reader.stdout.readline()) == 1 << 20
     del flat
@@ -305,8 +308,8 @@ print([meta.name for meta in loaded["metadata"]])
 
 @pytest.mark.skipif("ASYNCRL_SGLANG_PYTHON" not in os.environ, reason="needs a Python that has SGLang")
 def test_the_unpickler_of_the_real_sglang_takes_it(bucket, memory):
-    with ipc.shared(memory, 1) as buffers:
-        [payload] = ipc.handles_of(bucket, buffers)
+    with handles.shared(memory, 1) as buffers:
+        [payload] = handles.handles_of(bucket, buffers)
     command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-c", REAL]
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}
     done = subprocess.run(command, input=payload, capture_output=True, text=True, env=environment, timeout=GENEROUS_S)
