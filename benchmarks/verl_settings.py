@@ -175,7 +175,7 @@ def _common(work: Work, folder: Path) -> dict[str, Any]:
         "trainer.total_epochs": TRIED,
         "ray_kwargs.ray_init.num_cpus": 64,
         "+ray_kwargs.ray_init.include_dashboard": False,
-        "+ray_kwargs.ray_init.object_store_memory": 8 << 30,
+        "+ray_kwargs.ray_init.object_store_memory": 4 << 30,
     }
 
 
