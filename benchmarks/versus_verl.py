@@ -11,9 +11,9 @@ and learning rate, and `verl_settings` gives each its fastest settings. A call r
 - `verl-async`: verl's fully asynchronous policy. Half of the GPUs train; --max-lag 1 is one step off
 - `asyncrl-servers`, `asyncrl-embedded`: asyncrl with SGLang servers, and with the embedded engine
 
-The Python of verl needs verl 0.9.1 with SGLang, and the folder of asyncrl in PYTHONPATH. A call adds its side to
-benchmarks/results/versus_verl.json. `samples_per_s` counts the seconds of steps, without verl's evaluations between
-them. `accuracy` is over the seconds since the first step began, with everything.
+VERL_PYTHON is a Python that has verl 0.9.1 with SGLang, or a script that starts one. A call adds its side to
+benchmarks/results/versus_verl.json. `samples_per_s` counts the seconds of steps. verl evaluates between steps, and
+asyncrl during them. `accuracy` is over all seconds since the first step began.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def figures(curve: Curve, use: Use, batch: int, launched: float) -> dict[str, An
     return {
         "steps": len(steady),
         "samples_per_s": round(count / sum(step.seconds for step in steady), 2),
-        "samples_per_s_with_evaluations": round(count / (end - begin), 2),
+        "samples_per_s_with_evaluations": round(count / (end - begin), 2) if end > begin else None,
         "seconds_of_a_step": round(fmean(step.seconds for step in steady), 3),
         "seconds_of_phases": {name: round(fmean(step.phases.get(name, 0.0) for step in steady), 3) for name in phases},
         "gpu_utilisation": use.mean(begin, end),
@@ -285,18 +285,21 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
-    options = command_line().parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = command_line().parse_args(arguments)
     work = work_of(options)
     label = options.name or label_of(options.side, work.max_lag)
     folder = (options.dir / label).absolute()
+    log = folder.with_suffix(".log")
+    if not options.show:
+        # asyncrl would resume a run that is there.
+        shutil.rmtree(folder, ignore_errors=True)
+        log.unlink(missing_ok=True)
     command = command_of(options, work, folder)
     if options.show:
         print(shlex.join(command))
         return
-    log = folder.with_suffix(".log")
-    for old in (log, folder / "metrics"):
-        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     run = VerlRun(log) if options.side.startswith("verl") else AsyncrlRun(folder)
     pynvml.nvmlInit()
     packages = versions(options.python)

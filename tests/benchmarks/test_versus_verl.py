@@ -13,6 +13,7 @@ import torch
 import yaml
 from torch.testing import assert_close
 
+from benchmarks import versus_verl
 from benchmarks.verl_attention import flash_attn_func, flash_attn_varlen_func
 from benchmarks.verl_log import Console, row_of
 from benchmarks.verl_settings import Work, asyncrl_settings, verl_settings, words, write_parts
@@ -189,16 +190,37 @@ def test_packed_sequences_reach_the_kernel_of_pytorch() -> None:
     assert output.grad_fn is not None
 
 
-def test_the_utilisation_of_every_gpu_is_read() -> None:
+@pytest.mark.slow
+def test_the_command_runs_a_side_and_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=50 + index),
+        nvmlDeviceGetName=lambda index: "a GPU",
     )
-    use = Use()
-    use.read(nvml)
-    ((_, shares),) = use.samples
-    assert shares == [0.5, 0.51]
+    monkeypatch.setattr(versus_verl, "pynvml", nvml)
+    lines = "".join(step_line(step, 2.0) for step in (1, 2, 3))
+    python = tmp_path / "python"
+    # It answers for its packages as Python does, and plays verl otherwise.
+    python.write_text(
+        f"#!{sys.executable}\nimport os, sys, time\n"
+        f"if sys.argv[1] == '-c': os.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n"
+        f"print('packages:', os.environ['PYTHONPATH'])\nprint({lines!r}, flush=True)\ntime.sleep(600)\n"
+    )
+    python.chmod(0o755)
+    folders = ["--dir", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    versus_verl.main([*GIVEN, *folders, "--python", str(python), "--seconds", "0.1", "--start-seconds", "300"])
+    record = json.loads((tmp_path / "versus_verl.json").read_text())
+    row = record["result"]["verl-sync"]
+    assert record["machine"].startswith("2 x a GPU, ")
+    assert (row["steps"], row["samples_per_s"], row["versions"]["torch"]) == (
+        1,
+        128.0,
+        torch.__version__.partition("+")[0],
+    )
+    assert row["command"][0] == str(python)
+    assert "stand_in" in (tmp_path / "runs/verl-sync.log").read_text()
 
 
 @pytest.mark.slow
