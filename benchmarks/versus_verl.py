@@ -12,8 +12,10 @@ and learning rate, and `verl_settings` gives each its fastest settings. A call r
 - `asyncrl-servers`, `asyncrl-embedded`: asyncrl with SGLang servers, and with the embedded engine
 
 VERL_PYTHON is a Python that has verl 0.9.1 with SGLang, or a script that starts one. A call adds its side to
-benchmarks/results/versus_verl.json. `samples_per_s` counts the seconds of steps. verl evaluates between steps, and
-asyncrl during them. `accuracy` is over all seconds since the first step began.
+benchmarks/results/versus_verl.json.
+
+`samples_per_s` counts the seconds of steps. verl evaluates between steps, and asyncrl during them. `accuracy` is over
+all seconds since the first step began.
 """
 
 from __future__ import annotations
