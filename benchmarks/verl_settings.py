@@ -27,6 +27,8 @@ MODULES = {"verl-async": "verl.experimental.fully_async_policy.fully_async_main"
 SYNCHRONOUS = "verl.trainer.main_ppo"
 TRIED = 1000000
 """More steps, epochs and tasks than any run has: its seconds end it."""
+TRUNCATED = {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": 2.0}
+"""verl's words for importance weights that are truncated at 2, token by token."""
 BACKENDS = {"attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none"}
 """SGLang's parts on both sides. The model's heads have 64 values, for which a trimmed SGLang has no other kernels."""
 ENVIRONMENT = {
@@ -108,16 +110,15 @@ def verl_settings(side: str, work: Work, folder: Path) -> Mapping[str, Any]:
 
 def _common(work: Work, folder: Path) -> dict[str, Any]:
     actor, model, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
-    sglang, correction = f"+{rollout}.engine_kwargs.sglang", "algorithm.rollout_correction"
+    sglang = f"+{rollout}.engine_kwargs.sglang"
     return {
         "algorithm.adv_estimator": "grpo",
         "algorithm.use_kl_in_reward": False,
         # The engine's log-probs are the behaviour policy's, as in asyncrl: weights are truncated, and there is no
-        # second forward pass.
-        f"{correction}.bypass_mode": True,
-        f"{correction}.loss_type": "reinforce",
-        f"{correction}.rollout_is": "token",
-        f"{correction}.rollout_is_threshold": 2.0,
+        # second forward pass. verl's trainers tell their workers nothing of this, so the actor has it, too.
+        f"{actor}.policy_loss.loss_mode": "bypass_mode",
+        **{f"algorithm.rollout_correction.{key}": value for key, value in TRUNCATED.items()},
+        **{f"+{actor}.policy_loss.rollout_correction.{key}": value for key, value in TRUNCATED.items()},
         "data.train_files": str(work.train),
         "data.val_files": str(work.held_out),
         "data.max_prompt_length": work.prompt_tokens,

@@ -134,6 +134,7 @@ def test_verl_gets_the_same_work_on_every_side(tmp_path: Path) -> None:
         assert groups * theirs["actor_rollout_ref.rollout.n"] == ours["learner.batch_size"]
         assert theirs["actor_rollout_ref.actor.optim.lr"] == ours["learner.lr"]
         assert theirs["trainer.n_gpus_per_node"] + theirs.get("rollout.n_gpus_per_node", 0) == WORK.gpus
+        assert theirs["+actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type"] == "reinforce"
         assert all("=" in word for word in words(theirs))
 
 
