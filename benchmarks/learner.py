@@ -208,7 +208,7 @@ def make_trainer(
     config = ModelConfig(path="random", **{"dtype": dtype, **sections["model"]})
     model = make_model(shape, torch.float32, ranks.device.type).eval()
     model.set_attn_implementation(PACKED)
-    policy = Policy(model, 1.0, compiles(config, ranks.device))
+    policy = Policy(model, 1.0, compiles(config, ranks.device, model))
     policy.activations = shard(policy, policy.model, config, ranks, unit_bytes=unit_bytes)
     learner = LearnerConfig(**sections["learner"])
     algorithm = Algorithm.from_config(AlgorithmConfig(**sections["algorithm"]))

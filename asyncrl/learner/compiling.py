@@ -1,10 +1,16 @@
-"""Compiles the layers before the first batch arrives (model.compile)."""
+"""Compiles the layers while the engines generate the first episodes (model.compile).
+
+A layer is one graph for passes with gradients and one for passes without, and all layers of a kind share them. Torch
+keeps what it compiled on disk, so a later learner with the same layers reads it from there.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,21 +27,53 @@ FEWEST, MOST = 64, 8192
 the limit of each rank's part. Longer passes run the kernels for `MOST` tokens."""
 
 
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+CACHE = "~/.cache/asyncrl/compiled"
+"""The folder of compiled layers, unless `CACHE_VARIABLE` names another. Torch knows its entries by its own version, the
+GPU, the layer's code and its shapes, and writes each entry whole, so learners may share the folder."""
+
+
+def keep_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let torch keep compiled layers in the folder `CACHE`. Torch's own choice is a folder for temporary files, which
+    others may make, and which does not survive a restart of the machine."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # Torch sets the variable to its own choice when its compiler is imported, and a child process inherits that.
+    chosen = default_cache_dir()
+    if environment.get(CACHE_VARIABLE, chosen) != chosen:
+        return
+    folder = Path(CACHE).expanduser()
+    try:
+        # Torch unpickles what it finds there, so only this user may write there.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning(
+            "compiled layers are kept in a folder for temporary files, since %s cannot be made: %s; %s names another",
+            *(folder, error, CACHE_VARIABLE),
+        )
+    else:
+        environment[CACHE_VARIABLE] = str(folder)
+
+
 def compile_passes(
     trainer: Trainer, share_prefixes: bool, longest: int, largest: int, has_scores: bool = False
 ) -> None:
-    """Compile the layers of the policy and of the reference for training, before the first weights are published.
+    """Compile the layers of the policy and of the reference for training, before the first step.
 
     Sequences have up to `longest` tokens, and passes up to `largest`. `has_scores` says that the policy makes passes
     without gradients even if the algorithm needs no such passes. All ranks call this. It drops the gradients that it
     computes. Raises StoppedError on all ranks: the trainer's `stop` was set.
     """
     # Makes a pass of every kind here. Each kind needs its own kernels, and compiling kernels in a step would hold up
-    # that step for seconds. Passes differ in kind if only one has shared prefixes or gradients, or if one has far more
-    # tokens.
+    # that step for seconds. Passes differ in kind if only one has gradients, or if one has far more tokens. Shared
+    # prefixes change only what the operator of attention does, so one pass shows that they need nothing more.
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
-        logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")
+        logger.info(
+            "compiling the layers, which takes up to two minutes, or seconds if an earlier start left them in %s "
+            "(model.compile)",
+            os.environ.get(CACHE_VARIABLE, "torch's cache"),
+        )
     needs_scores = algorithm.needs_proximal or algorithm.needs_collisions or has_scores
     kept = policy.activations.share
     # The largest pass might not fit if its activations are kept. A layer that keeps no activations runs the same
@@ -43,7 +81,8 @@ def compile_passes(
     policy.activations.keep(0.0)
     with unmeasured_work("compiling the layers", ranks.activity):
         for tokens in _sizes(min(largest, MOST * ranks.context_size)):
-            for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
+            shares = tokens == min(FEWEST, largest) and share_prefixes and policy.shares_prefixes
+            for sharing in (None, EVERY) if shares else (None,):
                 ranks.stop_if(trainer.stop.is_set())
                 packed = _placed(trainer, PackedSequences.of(_sequences(tokens, longest, policy.vocabulary), sharing))
                 logprobs, entropy = policy(packed, algorithm.needs_entropy)

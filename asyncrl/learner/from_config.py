@@ -21,6 +21,7 @@ from asyncrl.data.from_config import run_demonstrations
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.from_config import keep_settings, open_batches
 from asyncrl.learner.checkpoint.export import folder_writer
+from asyncrl.learner.compiling import keep_compiled
 from asyncrl.learner.model.canary import CanarySettings
 from asyncrl.learner.profiling import ProfileSettings
 from asyncrl.learner.ranks.activity import END
@@ -78,6 +79,8 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience
                 tensor_ranks=learner.tensor_ranks,
             )
         )
+        if config.model.compile or ranks.device.type == "cuda":
+            keep_compiled()
         context = stack.enter_context(zmq.Context())
         reports = stack.enter_context(open_reports(config, process.worker_name(f"learner-{ranks.rank}")))
         spans = reports.spans

@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 class Learner:
     """One rank's part in training. Only rank 0 publishes, evaluates and logs.
 
-    `history` has the settings of each step. `profiled` yields the steps that it gets, and records profiles of some.
-    Steps also train `demonstrations`, if there are any.
+    `history` has the settings of each step. `prepare` compiles the layers and fits the training into memory. `profiled`
+    yields the steps that it gets, and records profiles of some. Steps also train `demonstrations`, if there are any.
     """
 
     total_steps: int
@@ -54,6 +54,7 @@ class Learner:
     ranks: Ranks
     stop: StopRequest
     trainer: Trainer
+    prepare: Callable[[], None]
     progress: Progress
     replay: BatchSource
     fetcher: BatchFetcher
@@ -87,6 +88,8 @@ class Learner:
     def _begin(self) -> None:
         version = self.versions.after(self.progress.step)
         self.publishing.publish(version)
+        # The engines already generate meanwhile. No weight changes.
+        self.prepare()
         self.checkpointing.report_restored()
         self.gpus.release(self.trainer, version, Phases(self.ranks.activity.enter))
 

@@ -39,7 +39,7 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     share that fits into `usable` bytes of a GPU. Then choose how rarely ranks exchange weights and gradients, by the
     memory that is left.
 
-    All ranks call this while no optimizer has moments yet. `lengths` has the lengths of the sequences of the largest
+    All ranks call this before the first step. `lengths` has the lengths of the sequences of the largest
     pass. Returns the share that is kept, the same on all ranks.
     """
     # First measures passes in which the policy keeps no activations: their peak of memory, and the bytes of activations

@@ -14,7 +14,6 @@ from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.model.critic import load_critic
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy, load_policy, reference_of
-from asyncrl.learner.model.sharding import compiles
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.settings import ModelSettings, RunSettings, SettingsHistory
 from asyncrl.learner.trainer import Trainer
@@ -89,7 +88,7 @@ def fit_passes(trainer: Trainer, settings: RunSettings, history: SettingsHistory
     activations layers keep, and how often ranks exchange weights. Raises StoppedError: `trainer.stop` was set."""
     ranks, model = trainer.ranks, settings.models.policy
     largest = _largest_pass(settings, history)
-    if compiles(model, ranks.device):
+    if trainer.policy.module.is_compiled:
         shares_prefixes = any(each.learner.shared_prefixes is not False for each in history.every())
         # The balance loss, which keeps the experts of a mixture equally busy, also needs passes without gradients.
         balances = any(each.algorithm.balance_weight != 0 for each in history.every())

@@ -75,14 +75,12 @@ def train_rank(settings: RunSettings, history: SettingsHistory, connections: Con
     with closing(SharedGpus(ranks, lock, stop)) as gpus:
         gpus.acquire(Phases(ranks.activity.enter))
         trainer = load_trainer(settings, history, ranks, stop)
-        fit_passes(trainer, settings, history)
         with ExitStack() as stack:
             learner = _Parts(settings, history, connections, trainer, gpus, stack).learner()
             if ranks.rank == 0:
                 (settings.folder / locations.SOLVED_FILE).unlink(missing_ok=True)
                 remove_repeated(settings.folder, learner.progress, learner.evaluating.is_due)
                 connections.metrics.resumed(learner.progress.step)
-            process.freeze_heap()
             learner.train()
         if settings.learner.export:
             gpus.acquire(Phases(ranks.activity.enter))
@@ -134,6 +132,7 @@ class _Parts:
             ranks=ranks,
             stop=stop,
             trainer=self.trainer,
+            prepare=self._prepare,
             progress=progress,
             replay=replay,
             fetcher=self._fetcher(keeper, flops),
@@ -149,6 +148,11 @@ class _Parts:
             profiled=partial(profiled, settings=settings.profile, rank=ranks.rank),
             spans=self.connections.spans,
         )
+
+    def _prepare(self) -> None:
+        fit_passes(self.trainer, self.settings, self.history)
+        # The compiler leaves many objects, which garbage collections would search again and again.
+        process.freeze_heap()
 
     def _checkpoints(self) -> Checkpoints:
         learner, ranks = self.settings.learner, self.connections.ranks

@@ -94,11 +94,13 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs, normalisers = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(2))
         entropies = hidden.new_zeros(len(hidden), dtype=wide)
         statistics = _compiled(_statistics) if compiled else _statistics
+        # One compiled function serves all temperatures, since they are tensors for it.
+        divisor = torch.tensor(temperature, dtype=wide) if compiled else temperature
         samples = None if measured is None or with_entropy else _by_chunk(measured, len(hidden), rows, hidden.device)
         for chunk in _chunks(len(hidden), rows):
             logits = F.linear(hidden[chunk], weight, bias)
             logprobs[chunk], normalisers[chunk], entropy = statistics(
-                logits, targets[chunk], temperature, with_entropy, cap
+                logits, targets[chunk], divisor, with_entropy, cap
             )
             if entropy is not None:
                 entropies[chunk] = entropy
@@ -114,8 +116,11 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
+        # Entropies are differentiable only if they are no metric. That must not make two compiled functions.
+        logprobs, entropies = logprobs.detach(), entropies.detach()
         temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled(_gradient) if compiled else _gradient
+        divisor = torch.tensor(temperature, dtype=logprobs.dtype) if compiled else temperature
         of_hidden = torch.empty_like(hidden)
         # A frozen head needs no gradient.
         of_weight = torch.zeros_like(weight, dtype=logprobs.dtype) if ctx.needs_input_grad[1] else None
@@ -130,7 +135,7 @@ class _HeadLogprobs(torch.autograd.Function):
                 entropies[chunk],
                 of_logprobs[chunk],
                 of_entropies[chunk],
-                temperature,
+                divisor,
                 with_entropy,
                 cap,
             )
@@ -168,7 +173,7 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 
 
 def _statistics(
-    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, cap: float | None
+    logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool, cap: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The log-probs of the targets, the normalisers, and with `with_entropy` the entropies; each [M]."""
     scaled = capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), cap) / temperature
@@ -188,7 +193,7 @@ def _gradient(
     entropies: Tensor,
     of_logprobs: Tensor,
     of_entropies: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     with_entropy: bool,
     cap: float | None,
 ) -> None:

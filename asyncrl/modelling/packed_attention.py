@@ -10,7 +10,7 @@ the whole model does. With masks it was 3.1k tokens/s over 1024 packed tokens, a
 tokens.
 
 For torch.compile, this attention is one operator, and the lengths are a tensor on the host. So a compiled layer is one
-graph, and the same graph serves all lengths.
+graph, and the same graph serves all lengths, with and without shared prefixes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from asyncrl.modelling.gpu_attention import GpuAttention, have_kernels
-from asyncrl.modelling.packed_layout import PackedLayout
+from asyncrl.modelling.packed_layout import PackedLayout, has_paths
 from asyncrl.modelling.plain_attention import ScoreRule, attend_plainly, differentiate_plainly
 
 PACKED = "asyncrl_packed"
@@ -72,7 +72,7 @@ def _attend_by(layout: PackedLayout, rows: Sequence[Tensor], rule: ScoreRule) ->
         places, options = (layout.bounds, layout.ends, layout.paths), (rule.scaling, rule.window, rule.softcap)
         output: Tensor = attend(query, key, value, *places, *options, rule.sinks)[0]
         return output
-    key, value = _on_paths(key, layout.paths), _on_paths(value, layout.paths)
+    key, value = (_on_paths(each, layout.paths, layout.bounds) for each in (key, value))
     return _one_by_one(query, key, value, layout.bounds, rule)
 
 
@@ -83,7 +83,7 @@ def attend(
     value: Tensor,
     bounds: Tensor,
     ends: Tensor,
-    paths: Tensor | None,
+    paths: Tensor,
     scaling: float | None,
     window: int | None,
     softcap: float | None = None,
@@ -94,7 +94,7 @@ def attend(
     Also returns the normalisers, which the backward pass of the GPU kernels needs. `bounds`, `ends` and `paths` come
     from a `PackedLayout`; for the remaining arguments see `ScoreRule`.
     """
-    key, value = _on_paths(key, paths), _on_paths(value, paths)
+    key, value = (_on_paths(each, paths, bounds) for each in (key, value))
     if not _take_kernels(query, value, softcap):
         rule = ScoreRule(scaling, window, softcap, sinks)
         return _one_by_one(query, key, value, bounds, rule), query.new_empty(0, dtype=torch.float32)
@@ -118,7 +118,7 @@ def _(
     value: Tensor,
     bounds: Tensor,
     ends: Tensor,
-    paths: Tensor | None,
+    paths: Tensor,
     scaling: float | None,
     window: int | None,
     softcap: float | None = None,
@@ -138,7 +138,7 @@ def _differentiate(
     normalisers: Tensor,
     bounds: Tensor,
     ends: Tensor,
-    paths: Tensor | None,
+    paths: Tensor,
     sinks: Tensor | None,
     scaling: float | None,
     window: int | None,
@@ -149,7 +149,8 @@ def _differentiate(
 
     Without sinks, the gradient with respect to sinks is empty.
     """
-    count, key, value = len(key), _on_paths(key, paths), _on_paths(value, paths)
+    count = len(key)
+    key, value = (_on_paths(each, paths, bounds) for each in (key, value))
     of_sinks = query.new_zeros(
         0 if sinks is None else len(sinks), dtype=torch.promote_types(query.dtype, torch.float32)
     )
@@ -173,8 +174,8 @@ def _differentiate(
         of_query, of_key, of_value = (_joined(each, len(side)) for each, side in sides)
     return (
         of_query,
-        _from_paths(of_key, paths, count),
-        _from_paths(of_value, paths, count),
+        _from_paths(of_key, paths, bounds, count),
+        _from_paths(of_value, paths, bounds, count),
         of_sinks if sinks is None else of_sinks.to(sinks.dtype),
     )
 
@@ -189,7 +190,7 @@ def _(
     normalisers: Tensor,
     bounds: Tensor,
     ends: Tensor,
-    paths: Tensor | None,
+    paths: Tensor,
     sinks: Tensor | None,
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -212,14 +213,14 @@ def _backward(ctx: Any, of_output: Tensor, of_normalisers: Tensor) -> tuple[Tens
 attend.register_autograd(_backward, setup_context=_save)
 
 
-def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """Select the rows of the keys of all sequences from `values`. If `paths` is None, these are all rows, unchanged."""
-    return values if paths is None else values.index_select(0, paths)
+def _on_paths(values: Tensor, paths: Tensor, bounds: Tensor) -> Tensor:
+    """Select the rows of the keys of all sequences from `values`. Without paths, these are all rows, unchanged."""
+    return values.index_select(0, paths) if has_paths(paths, bounds) else values
 
 
-def _from_paths(gradient: Tensor, paths: Tensor | None, tokens: int) -> Tensor:
+def _from_paths(gradient: Tensor, paths: Tensor, bounds: Tensor, tokens: int) -> Tensor:
     """Sum the gradients of keys into the gradients of `tokens` rows, in float32 or better."""
-    if paths is None:
+    if not has_paths(paths, bounds):
         return gradient
     wide = torch.promote_types(gradient.dtype, torch.float32)
     total = gradient.new_zeros(tokens, *gradient.shape[1:], dtype=wide)

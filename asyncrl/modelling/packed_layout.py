@@ -31,7 +31,8 @@ class PackedLayout:
     - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end, so that the number B
       of all sequences is a power of two: GPU kernels are prepared for fixed numbers of sequences.
     - `paths` int64[number of all keys]: the index of each key's token among the tokens of the pass. It is needed if
-      sequences share prefixes. If it is None, each token of the pass is one query and one key of its own sequence.
+      sequences share prefixes. Without shared prefixes, each token of the pass is one query and one key of its own
+      sequence, and `paths` has any other number of elements: see `has_paths`.
     - `group`: the ranks that divide the tokens of the pass, if any do. Each rank computes its part of the tokens.
     - `own`: the layout of this rank's queries over the keys of the whole pass. None if this rank computes attention for
       all tokens.
@@ -39,7 +40,7 @@ class PackedLayout:
 
     bounds: Tensor
     ends: Tensor
-    paths: Tensor | None = None
+    paths: Tensor
     group: ContextGroup | None = None
     own: PackedLayout | None = None
 
@@ -49,6 +50,10 @@ class PackedLayout:
         sides = [(0, *accumulate(side)) for side in (queries, queries if keys is None else keys)]
         missing = power_of_two(len(queries)) - len(queries)
         ends = [(*side, *side[-1:] * missing) for side in sides]
+        if paths is None:
+            # A compiled layer takes a tensor in any case, so one graph serves passes with and without shared prefixes.
+            # Torch would compile another graph for a tensor of 0 or 1 elements.
+            paths = torch.zeros(2 if sides[1][-1] != 2 else 3, dtype=torch.int64)
         return cls(torch.tensor(sides), torch.tensor(ends, dtype=torch.int32), paths)
 
     def divided(self, group: ContextGroup, tokens: int) -> PackedLayout:
@@ -57,7 +62,7 @@ class PackedLayout:
 
     def _of_queries(self, rows: slice) -> PackedLayout:
         """The layout of the queries in `rows`. Keys after a sequence's last query in `rows` are left out."""
-        every = torch.arange(int(self.bounds[1, -1])) if self.paths is None else self.paths
+        every = torch.arange(int(self.bounds[1, -1])) if not has_paths(self.paths, self.bounds) else self.paths
         queries, keys, paths = [], [], []
         ours, theirs = (pairwise(side) for side in self.bounds.tolist())
         for (start, stop), (first, last) in zip(ours, theirs, strict=True):
@@ -77,9 +82,15 @@ class PackedLayout:
         return replace(
             self,
             ends=send(self.ends, device),
-            paths=None if self.paths is None else send(self.paths, device),
+            paths=send(self.paths, device),
             own=None if self.own is None else self.own.to(device),
         )
+
+
+def has_paths(paths: Tensor, bounds: Tensor) -> bool:
+    """True if `paths` of a layout with these `bounds` names the token of each key. False: the tokens of the pass are
+    the keys, in order."""
+    return len(paths) == int(bounds[1, -1])
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:

@@ -224,7 +224,7 @@ def compile_once(folder: Path, ranks: Ranks) -> None:
     torch.compiler.set_default_backend("eager")
     policy = load_policy(ModelConfig(str(folder), compile=True), TEMPERATURE, ranks, 96)
     algorithm, trained = Algorithm.from_config(TrainConfig().algorithm, 1), Trainable(policy, 1e-3, LearnerConfig())
-    compile_passes(Trainer(ranks, algorithm, trained, None, None, threading.Event()), share_prefixes=True)
+    compile_passes(Trainer(ranks, algorithm, trained, None, None, threading.Event()), True, 96, 200)
     with torch.compiler.set_stance("fail_on_recompile"):
         for lengths in ([3, 40], [7, 7, 21], [2], [50, 50]):
             sequences = random_sequences(33, *lengths)
@@ -303,7 +303,7 @@ def compiled(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
     torch.compiler.set_default_backend("aot_eager")
     policy = load_policy(ModelConfig(str(folder), compile=True), TEMPERATURE, ranks, 96)
     algorithm, trained = Algorithm.from_config(TrainConfig().algorithm, 1), Trainable(policy, 1e-3, LearnerConfig())
-    compile_passes(Trainer(ranks, algorithm, trained, None, None, threading.Event()), share_prefixes=True)
+    compile_passes(Trainer(ranks, algorithm, trained, None, None, threading.Event()), True, 96, 200)
     with torch.compiler.set_stance("fail_on_recompile"):
         found = accumulated(policy, ranks)
     torch.compiler.set_default_backend("inductor")

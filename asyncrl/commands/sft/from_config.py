@@ -15,14 +15,13 @@ from asyncrl.data.from_config import run_demonstrations
 from asyncrl.data.rendered import RenderedDemonstrations, read_rendered
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export, export_adapter
-from asyncrl.learner.compiling import compile_passes
+from asyncrl.learner.compiling import compile_passes, keep_compiled
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.from_config import step_settings
 from asyncrl.learner.imitating import IMITATION_TEMPERATURE
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.model.sharding import compiles
 from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.determinism import be_deterministic
 from asyncrl.learner.ranks.joining import joined
@@ -63,6 +62,8 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
                 tensor_ranks=learner.tensor_ranks,
             )
         )
+        if config.model.compile or ranks.device.type == "cuda":
+            keep_compiled()
         metrics: Sink = Fanout([])
         evaluations: Sink = Fanout([])
         if ranks.rank == 0:
@@ -87,7 +88,7 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)
     trainer = Trainer(ranks, algorithm, Trainable(policy, learner.lr, learner, config.model.dtype), None, None, stop)
     trainer.configure(step_settings(config))
-    if compiles(config.model, ranks.device):
+    if policy.is_compiled:
         largest = sum(_largest_pass(learner, longest))
         compile_passes(trainer, learner.shared_prefixes is not False, longest, largest, held_out is not None)
     if ranks.device.type == "cuda":

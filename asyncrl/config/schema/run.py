@@ -68,7 +68,9 @@ class ModelConfig:
         "[0, 1]",
     )
     compile: bool | None = option(
-        None, "compile the learner's layers before the first batch, which takes up to some minutes; null: only on GPUs"
+        None,
+        "compile the learner's layers at its start, which takes up to two minutes; null: only on GPUs, for models of "
+        "300M parameters or more",
     )
     freeze: list[str] = option(
         [],

@@ -117,7 +117,8 @@ class Trainable(Generic[M]):
         return {name: states[each] for name, each in self.module.named_parameters() if each in states}
 
     def moment_bytes(self) -> int:
-        """Return the bytes of device memory that this rank's moments take once all parameters have moments."""
+        """Return the bytes of device memory that this rank's moments will take in addition to those that exist, once
+        all parameters have moments."""
         if self._states_on_host:
             return 0
         sizes = {"AdamW": 8, "ShardedMuon": 4, "AdamW8bit": 2}
@@ -126,6 +127,7 @@ class Trainable(Generic[M]):
             for optimizer in self._optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
+            if parameter not in optimizer.state
         )
 
     def begin_moments(self, names: Collection[str]) -> None:

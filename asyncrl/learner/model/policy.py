@@ -6,6 +6,7 @@ way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from asyncrl.learner.model.lora import with_adapters
 from asyncrl.learner.model.packed_check import attend_packed, hidden_states, logit_cap
 from asyncrl.learner.model.router_balance import RouterLoads
 from asyncrl.learner.model.routing_replay import RoutingReplay
-from asyncrl.learner.model.sharding import Frozen, compiles, shard
+from asyncrl.learner.model.sharding import SMALLEST_COMPILED, Frozen, compiles, parameters_of, shard
 from asyncrl.learner.model.value_head import new_value_head, values_of
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.adapters import without_adapters
@@ -41,6 +42,8 @@ from asyncrl.modelling.routing import RoutingShape
 from asyncrl.modelling.vision import VisionShape, sees_images
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
+
+logger = logging.getLogger(__name__)
 
 
 class Policy(nn.Module):
@@ -209,7 +212,14 @@ def load_policy(
     stored = with_adapters(stored, config.lora, f"{section}.lora", seed)
     hidden = stored.model.config.get_text_config().hidden_size
     head = new_value_head(config, hidden) if with_values else None
-    policy = Policy(stored.model, temperature, compiles(config, ranks.device), replays_routing, head)
+    compiled = compiles(config, ranks.device, stored.model)
+    if ranks.rank == 0 and ranks.device.type == "cuda" and config.compile is None and not compiled:
+        logger.info(
+            "%s.path: the layers are not compiled, since compiling pays only for %.0fM parameters or more, and this "
+            "model has %.0fM; model.compile=true compiles them",
+            *(section, SMALLEST_COMPILED / 1e6, parameters_of(stored.model) / 1e6),
+        )
+    policy = Policy(stored.model, temperature, compiled, replays_routing, head)
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
     # Makes FSDP gather the weights also for calls of these methods.
     for method in ("with_values", "values"):
@@ -235,7 +245,7 @@ def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length
     Raises ConfigError: see `open_decoder` and `load_sharded`.
     """
     stored = open_decoder(config, ranks, length)
-    policy = Policy(stored.model, temperature, compiles(config, ranks.device))
+    policy = Policy(stored.model, temperature, compiles(config, ranks.device, stored.model))
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length, Frozen(on_host))
     return policy
 
@@ -284,13 +294,13 @@ def load_sharded(
 
     Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
     """
+    compiled, dtype = compiles(config, ranks.device, model), DTYPES[config.dtype]
     activations = shard(root, model, config, ranks, frozen)
     device = torch.device("cpu") if frozen is not None and frozen.on_host else ranks.device
     stored.read(root, device, ranks.activity)
     if config.dtype == "float16":
         _check_range(root, stored.model.name_or_path, ranks)
     with _advice(stored.model.name_or_path, config):
-        compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
         attend_packed(root, stored.model, config.attention, length, ranks, dtype, compiled)
     return activations
 

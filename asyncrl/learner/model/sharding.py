@@ -25,9 +25,22 @@ UNIT_BYTES = 100e6
 takes longer than the GPU's."""
 
 
-def compiles(config: ModelConfig, device: torch.device) -> bool:
-    """True if the layers and the computation after the logits are compiled."""
-    return device.type == "cuda" if config.compile is None else config.compile
+SMALLEST_COMPILED = 3e8
+"""Models with fewer parameters are compiled only with model.compile=true. In most runs, compiling them would take
+longer than the faster layers save."""
+
+
+def compiles(config: ModelConfig, device: torch.device, model: nn.Module) -> bool:
+    """True if the layers of `model`, which is not sharded yet, and the computation after its logits are compiled."""
+    # The choice depends on nothing that changes between the starts of a run: compiled layers round differently.
+    if config.compile is not None:
+        return config.compile
+    return device.type == "cuda" and parameters_of(model) >= SMALLEST_COMPILED
+
+
+def parameters_of(model: nn.Module) -> int:
+    """Return the number of parameters of a model that is not sharded yet."""
+    return sum(each.numel() for each in model.parameters())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ def shard(
       frozen part of a model with adapters, has only weights of this dtype.
     - The hooks of FSDP stay outside of a layer's compiled and recomputed part.
     """
-    compiled = compiles(config, ranks.device)
+    compiled = compiles(config, ranks.device, model)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
     activations = Activations(share, attention_width(model.config), _agreement(ranks))
@@ -130,9 +143,12 @@ def _allow_graphs() -> None:
     from torch._inductor import config as kernels
     from torch.fx.experimental import _config as shapes
 
-    # Each kind of layer is compiled with and without gradients, and with and without shared prefixes. Beyond torch's
-    # limit, 8 graphs for all models together, layers would not be compiled.
+    # Each kind of layer of each model is compiled with and without gradients. Beyond torch's limit, 8 graphs for all
+    # models together, layers would not be compiled.
     compiler.recompile_limit = max(compiler.recompile_limit, 64)
+    # Otherwise torch makes the numbers of a layer, such as the epsilon of its norms, inputs of the graph. Attention
+    # takes its scaling as a constant, so torch would begin the first graph once more, which takes seconds.
+    compiler.specialize_float = True
     # With duck shapes, sizes that are equal by chance in a graph's first pass must be equal in all its passes. Some
     # sizes are equal in a pass over a single sequence.
     shapes.use_duck_shape = False

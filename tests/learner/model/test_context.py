@@ -13,7 +13,7 @@ from asyncrl.learner.batch.prefixes import EVERY
 from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Meeting, Membership
 from asyncrl.modelling.context import ContextGroup
-from asyncrl.modelling.packed_layout import PackedLayout
+from asyncrl.modelling.packed_layout import PackedLayout, has_paths
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_the_parts_of_a_pass_are_its_tokens_and_each_query_keeps_its_keys(length
 
 def keys_of(layout: PackedLayout) -> dict[int, list[int]]:
     """The tokens that each query sees."""
-    every = torch.arange(int(layout.bounds[1, -1])) if layout.paths is None else layout.paths
+    every = torch.arange(int(layout.bounds[1, -1])) if not has_paths(layout.paths, layout.bounds) else layout.paths
     (starts, firsts), (stops, lasts) = layout.bounds[:, :-1].tolist(), layout.bounds[:, 1:].tolist()
     return {
         row: every[first : last - (stop - row) + 1].tolist()

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from asyncrl.compat.verl.controller.worker import RENDEZVOUS, Worker
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import ConfigError, DispatchError
+from asyncrl.learner.compiling import keep_compiled
 from asyncrl.learner.ranks.determinism import be_deterministic
 from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Meeting, Membership
@@ -37,6 +38,8 @@ def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) 
     process.limit_threads(threads)
     if learner.deterministic:
         be_deterministic()
+    if torch.cuda.is_available():
+        keep_compiled()
     if worker.world_size == 1 and dist.is_initialized():
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         yield Ranks(0, 1, torch.device(kind), init_device_mesh(kind, (1,), mesh_dim_names=("shards",)))
