@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from asyncrl.commands.demo.ladder.prepare import PreparedRung
@@ -77,7 +77,10 @@ class Runner:
         with ThreadPoolExecutor(self._parallel) as pool:
             try:
                 started = [pool.submit(self._run, run) for run in missing]
-                return all([future.result() for future in started])  # noqa: C419 - waits for all of them
+                # With a time limit: a Ctrl-C that comes just before a wait does not end it.
+                while wait(started, POLL_S, FIRST_EXCEPTION).not_done and not any(map(_has_failed, started)):
+                    pass
+                return all([future.result() for future in started])  # noqa: C419 - raises the first error
             except BaseException:
                 # Stops the remaining runs, also after Ctrl-C. Otherwise the pool would wait for their own end.
                 self._stop.set()
@@ -151,6 +154,10 @@ class Runner:
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or self._time_is_over()
+
+
+def _has_failed(future: Future[bool]) -> bool:
+    return future.done() and future.exception() is not None
 
 
 def _processor_seconds(process: subprocess.Popen[bytes]) -> float | None:
