@@ -111,10 +111,11 @@ class RunAddresses:
             self.network.keys = str(folder)
         check_keys(self.network.keys)
 
-    def record_left_open(self, given: Mapping[str, Any]) -> None:
-        """Record the configuration keys that the launcher has set, with the values that they had before (`given`)."""
+    def record_left_open(self, given: Mapping[str, Any], settled: Mapping[str, Any]) -> None:
+        """Record the configuration keys that the launcher has set, with the values that they had before: its addresses
+        (`given`), and other keys (`settled`)."""
         chosen = self.values()
-        left = {key: value for key, value in given.items() if chosen[key] != value}
+        left = {**settled, **{key: value for key, value in given.items() if chosen[key] != value}}
         write_whole(self.run_dir / FILE, json.dumps(left))
 
 

@@ -146,10 +146,16 @@ def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: py
     addresses = RunAddresses.of(config)
     given = addresses.values()
     config.network.replay_host, config.network.replay_port = "10.0.0.1", 41_000
-    replace(addresses, run=RunConfig("first", str(run_dir.parent))).record_left_open(given | {"network.replay_port": 0})
+    config.cluster.actors, config.actor.concurrency = 2, 2048
+    replace(addresses, run=RunConfig("first", str(run_dir.parent))).record_left_open(
+        given | {"network.replay_port": 0}, {"cluster.actors": None, "actor.concurrency": 4096}
+    )
     claim(config, run_dir)
-    resumed = read([*words_of(str(run_dir)), "network.weights_port=7"]).network
-    assert (resumed.replay_host, resumed.replay_port, resumed.weights_port) == (None, 0, 7)
+    resumed = read([*words_of(str(run_dir)), "network.weights_port=7", "cluster.actors=1"])
+    network = resumed.network
+    assert (network.replay_host, network.replay_port, network.weights_port) == (None, 0, 7)
+    # The episodes that the launcher had divided among two actors are one actor's again.
+    assert (resumed.cluster.actors, resumed.actor.concurrency) == (1, 4096)
     assert read([*words_of(str(run_dir)), "network.replay_port=6"]).network.replay_port == 6
     with pytest.raises(ConfigError, match="nothing is no run"):
         words_of("nothing")
