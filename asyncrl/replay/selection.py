@@ -12,16 +12,16 @@ groups of the cohort. Let N be the number of these, T trained and E evicted, m t
 x (with N - 1). The sum of (x - m) / s over the trained groups then has the mean 0 and the variance T * E / N. This is
 the stratified permutation test of Mantel (1963, JASA 58, 690-700).
 
-A run looks at the sums over its cohorts, S of the deviations and V of the variances, again and again. So the evidence
-is the normal mixture of Robbins (1970, Ann. Math. Statist. 41, 1397-1409): sqrt(r / (V + r)) * exp(S^2 / (2 * (V + r))).
-For independent normal deviations, it ever reaches 1 / a with a probability of at most a. The deviations of cohorts are
-only nearly normal, so a test simulates runs with few groups in a cohort and skewed quantities.
+A run looks again and again at the sums over its cohorts: S of the deviations, and V of the variances. So the evidence
+is the normal mixture of Robbins (1970, Ann. Math. Statist. 41, 1397-1409):
+sqrt(r / (V + r)) * exp(S^2 / (2 * (V + r))). With normal deviations it ever reaches 1 / a with a probability of at most
+a. The deviations of cohorts are only nearly normal, so a test simulates runs with small cohorts and skewed quantities.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -31,9 +31,9 @@ ENDS = ("trained", "evicted", "filtered", "dropped", "dead")
 QUANTITIES = ("length", "turns", "reward")
 FALSE_ALARM = 0.001
 """The largest probability that a run whose age bound chooses at random ever gets a warning."""
-MIXTURE = 50.0
-"""The constant r of the evidence, in groups. The larger it is, the less the first few groups can say. The normal
-distribution then holds although lengths and rewards are skewed."""
+MIXTURE = 30.0
+"""The constant r of the evidence, in groups. With a larger r, the first evictions say less, so that skewed quantities
+raise fewer false alarms; with a smaller r, a bias is found earlier."""
 SMALLEST_SHIFT = 0.02
 """A smaller shift of the mean of the trained groups, in standard deviations, is not worth a warning."""
 ROUNDING = 1e-9
@@ -96,8 +96,9 @@ class Contrast(Struct, array_like=True):
 
     @classmethod
     def of_sums(cls, trained: int, evicted: int, of_trained: float, total: float, squares: float) -> Contrast:
-        """The test of one cohort, from its numbers of groups and the sums of the quantity: over the trained groups, over
-        all, and of all squares. It says nothing unless some groups are trained, some evicted, and the groups differ."""
+        """The test of one cohort, from its numbers of groups and the sums of the quantity: over the trained groups,
+        over all, and of all squares. It says nothing unless some groups are trained, some evicted, and groups
+        differ."""
         groups = trained + evicted
         if not trained or not evicted:
             return cls()
@@ -109,9 +110,7 @@ class Contrast(Struct, array_like=True):
         return cls(deviation, trained * evicted / groups, trained)
 
     def __add__(self, other: Contrast) -> Contrast:
-        return Contrast(
-            self.deviation + other.deviation, self.variance + other.variance, self.trained + other.trained
-        )
+        return Contrast(self.deviation + other.deviation, self.variance + other.variance, self.trained + other.trained)
 
     @property
     def shift(self) -> float:
@@ -163,6 +162,20 @@ class Selection(Struct, array_like=True):
         found = {end: self.of(end) for end in ENDS if self.of(end).episodes}
         return {"sampled": self.sampled, **found} if found else {}
 
+    def described(self) -> dict[str, dict[str, float]]:
+        """The number of episodes and the known means, for `sampled` and each end with episodes."""
+        return {
+            end: {"episodes": sums.episodes} | {name: mean for name, mean in sums.means.items() if mean is not None}
+            for end, sums in self.shown.items()
+        }
+
+    def by_length(self) -> dict[str, dict[int, int]]:
+        """The number of episodes by end and by length. The key k stands for k to 2k - 1 sampled tokens."""
+        return {
+            end: {1 << key >> 1: count for key, count in sorted(sums.lengths.items())}
+            for end, sums in self.shown.items()
+        }
+
     def biased(self) -> list[str]:
         """The quantities by which the age bound chooses, more than chance explains, and enough to matter."""
         return [
@@ -173,12 +186,13 @@ class Selection(Struct, array_like=True):
 
     def values(self) -> Iterator[tuple[str, float]]:
         """Yield all numbers by their names as metrics. `from_values` reads them."""
+        by_length = self.by_length()
         for end in ENDS:
             sums = self.of(end)
             for name in ("episodes", "tokens", "turns", "scored", "reward"):
                 yield f"decided/{end}/{name}", getattr(sums, name)
-            for key, count in sorted(sums.lengths.items()):
-                yield f"decided/{end}/length/{1 << key >> 1}", count
+            for length, count in by_length.get(end, {}).items():
+                yield f"decided/{end}/length/{length}", count
         for name in QUANTITIES:
             contrast = self.contrast(name)
             for part in ("deviation", "variance", "trained", "shift"):
@@ -187,7 +201,12 @@ class Selection(Struct, array_like=True):
     @classmethod
     def from_values(cls, rows: Iterable[Mapping[str, Any]]) -> Selection:
         """The selection over all shards from a row of metrics of each. Rows may lack the metrics."""
-        return sum((_from_row(row) for row in rows), cls())
+        return sum_selections(map(_from_row, rows))
+
+
+def sum_selections(parts: Iterable[Selection]) -> Selection:
+    """The selection over all shards."""
+    return sum(parts, Selection())
 
 
 def _from_row(row: Mapping[str, Any]) -> Selection:
