@@ -13,9 +13,11 @@ x (with N - 1). The sum of (x - m) / s over the trained groups then has the mean
 the stratified permutation test of Mantel (1963, JASA 58, 690-700).
 
 A run looks again and again at the sums over its cohorts: S of the deviations, and V of the variances. So the evidence
-is the normal mixture of Robbins (1970, Ann. Math. Statist. 41, 1397-1409):
-sqrt(r / (V + r)) * exp(S^2 / (2 * (V + r))). With normal deviations it ever reaches 1 / a with a probability of at most
-a. The deviations of cohorts are only nearly normal, so a test simulates runs with small cohorts and skewed quantities.
+is the normal mixture of Robbins (1970, The Annals of Mathematical Statistics 41, 1397-1409), with a constant r:
+sqrt(r / (V + r)) * exp(S^2 / (2 * (V + r))).
+
+With normal deviations, the evidence ever reaches 1 / a with a probability of at most a. The deviations of cohorts are
+only nearly normal, so a test simulates runs with small cohorts and skewed quantities.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Sums(Struct, array_like=True):
 
     - `tokens`: the number of tokens that the policy sampled
     - `scored`: the number of episodes with final labels, and `reward`: the sum of their rewards
-    - `lengths`: the number of episodes by their length. The key k stands for 2^(k-1) to 2^k - 1 sampled tokens
+    - `lengths`: the number of episodes by their length. The key k means 2^(k-1) to 2^k - 1 sampled tokens
     """
 
     episodes: int = 0
@@ -170,7 +172,7 @@ class Selection(Struct, array_like=True):
         }
 
     def by_length(self) -> dict[str, dict[int, int]]:
-        """The number of episodes by end and by length. The key k stands for k to 2k - 1 sampled tokens."""
+        """The number of episodes by end and by length. The key k means k to 2k - 1 sampled tokens."""
         return {
             end: {1 << key >> 1: count for key, count in sorted(sums.lengths.items())}
             for end, sums in self.shown.items()
@@ -215,10 +217,10 @@ def _from_row(row: Mapping[str, Any]) -> Selection:
         prefix = f"decided/{end}/"
         if not row.get(f"{prefix}episodes"):
             continue
-        numbers = (row.get(prefix + name, 0) for name in ("episodes", "tokens", "turns", "scored", "reward"))
+        counts = [int(row.get(prefix + name, 0)) for name in ("episodes", "tokens", "turns", "scored")]
         marks = (name.removeprefix(f"{prefix}length/") for name in row if name.startswith(f"{prefix}length/"))
         lengths = {int(mark).bit_length(): int(row[f"{prefix}length/{mark}"]) for mark in marks}
-        found.sums[end] = Sums(*numbers, lengths)
+        found.sums[end] = Sums(*counts, row.get(f"{prefix}reward", 0.0), lengths)
     for name in QUANTITIES:
         parts = (row.get(f"age_bias/{name}/{part}", 0) for part in ("deviation", "variance", "trained"))
         found.contrasts[name] = Contrast(*parts)

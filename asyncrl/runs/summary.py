@@ -226,8 +226,9 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     except StoreError as error:
         warnings.append(f"the store cannot be read: {error}")
     else:
-        of_store = {"counts": found.counts, "newest_failure": found.newest_failure, "selection": found.selection}
-        evidence = replace(evidence, **of_store)
+        evidence = replace(
+            evidence, counts=found.counts, newest_failure=found.newest_failure, selection=found.selection
+        )
     if result == "solved":
         evidence = replace(evidence, solved=reason)
     health = judge(evidence)

@@ -1,4 +1,4 @@
-"""Which episodes of the replay's core are counted as decided, and when."""
+"""The episodes of the replay's core that are counted as decided, and the time at which they are."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ _SELECTION = (
     counter("decided/END/tokens", "tokens", "sampled tokens of the decided trajectories"),
     counter("decided/END/turns", "turns", "turns of the policy in the decided trajectories"),
     counter("decided/END/scored", "trajectories", "decided trajectories with final labels"),
-    gauge("decided/END/reward", "", "sum of the rewards of these"),
+    gauge("decided/END/reward", "", "sum of the rewards of the scored ones"),
     counter(
         "decided/END/length/TOKENS",
         "trajectories",
