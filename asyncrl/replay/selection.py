@@ -30,6 +30,8 @@ from msgspec import Struct
 
 ENDS = ("trained", "evicted", "filtered", "dropped", "dead")
 """The ends of an episode. An episode is `trained` if a batch contains it."""
+WHOLE = ("episodes", "tokens", "turns", "scored")
+"""The fields of `Sums` that are whole numbers."""
 QUANTITIES = ("length", "turns", "reward")
 FALSE_ALARM = 0.001
 """The largest probability that a run whose age bound chooses at random ever gets a warning."""
@@ -191,7 +193,7 @@ class Selection(Struct, array_like=True):
         by_length = self.by_length()
         for end in ENDS:
             sums = self.of(end)
-            for name in ("episodes", "tokens", "turns", "scored", "reward"):
+            for name in (*WHOLE, "reward"):
                 yield f"decided/{end}/{name}", getattr(sums, name)
             for length, count in by_length.get(end, {}).items():
                 yield f"decided/{end}/length/{length}", count
@@ -217,10 +219,10 @@ def _from_row(row: Mapping[str, Any]) -> Selection:
         prefix = f"decided/{end}/"
         if not row.get(f"{prefix}episodes"):
             continue
-        counts = [int(row.get(prefix + name, 0)) for name in ("episodes", "tokens", "turns", "scored")]
+        episodes, tokens, turns, scored = [int(row.get(prefix + name, 0)) for name in WHOLE]
         marks = (name.removeprefix(f"{prefix}length/") for name in row if name.startswith(f"{prefix}length/"))
         lengths = {int(mark).bit_length(): int(row[f"{prefix}length/{mark}"]) for mark in marks}
-        found.sums[end] = Sums(*counts, row.get(f"{prefix}reward", 0.0), lengths)
+        found.sums[end] = Sums(episodes, tokens, turns, scored, row.get(f"{prefix}reward", 0.0), lengths)
     for name in QUANTITIES:
         parts = (row.get(f"age_bias/{name}/{part}", 0) for part in ("deviation", "variance", "trained"))
         found.contrasts[name] = Contrast(*parts)
