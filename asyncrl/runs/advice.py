@@ -103,7 +103,8 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
     if settings.engine != "embedded" and seen.loops_busy is not None and seen.loops_busy > SATURATED:
         yield (
             f"{waits}, while each actor used {seen.loops_busy:.0%} of a core, so that servers wait for their actors: "
-            f"set cluster.actors={seen.actors + 1}, which divides the servers among more actors"
+            f"set cluster.actors={seen.actors + 1}, which divides the servers among more actors, if each has a GPU "
+            "with servers"
         )
     elif seen.actors_idle < BUSY and settings.engine == "embedded" and _uses_all_cores(seen):
         yield f"{engines}: the {seen.cores} cores of this machine limit the run"
