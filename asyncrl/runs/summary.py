@@ -368,7 +368,7 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.trajectories:
         rows.append(("trajectories", ", ".join(f"{count} {end}" for end, count in summary.trajectories.items())))
     if "evicted" in summary.decided:
-        lengths = ", ".join(f"{end} {each['length']:.0f}" for end, each in summary.decided.items())
+        lengths = ", ".join(f"{shown_end(end)} {each['length']:.0f}" for end, each in summary.decided.items())
         rows.append(("mean tokens", lengths))
     if any(summary.failures.values()):
         rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
