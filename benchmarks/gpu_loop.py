@@ -237,8 +237,10 @@ def command_line() -> argparse.ArgumentParser:
 def refusal(options: argparse.Namespace, gpus: int) -> str:
     """The reason why a machine with `gpus` GPUs cannot measure with these options. Empty: it can."""
     runs = len(options.lags) + options.colocated
-    if options.gpus > gpus:
+    if not 0 <= options.gpus <= gpus:
         return f"--gpus {options.gpus}: this machine has {gpus}"
+    if options.steps < 1 or (options.at_once is not None and options.at_once < 1):
+        return "--steps and --at-once: at least 1"
     if len(options.lag_seconds) > 1 and len(options.lag_seconds) != runs:
         return f"--lag-seconds has {len(options.lag_seconds)} numbers for {runs} runs"
     if options.engine == "embedded":

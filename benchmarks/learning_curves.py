@@ -31,6 +31,8 @@ Row = dict[str, Any]
 OVER = {"samples": "trained trajectories", "seconds": "seconds of steps"}
 """The x axes of the picture: the column of a point, and its meaning."""
 COLUMNS = ("setting", "seeds", "first", "last, mean", "last, least to greatest", "samples/s", "tokens/s", "seconds")
+ALIKE = ("batch_size", "group_size", "lr")
+"""The options of the learner in which the seeds of a setting must not differ."""
 EVALUATED = ("tasks", "scored", "failed", "accuracy", "mean_length", "pass_at")
 """The values of `asyncrl evaluate` over all tasks that are kept."""
 
@@ -84,6 +86,19 @@ def curve(run: Run) -> Row:
 def setting_of(values: Mapping[str, Any]) -> str:
     """The setting of a run in words. Runs with the same setting differ in their seeds."""
     return f"max_lag {values['replay.max_lag']}{', colocated' if values['cluster.colocated'] else ''}"
+
+
+def check_alike(curves: Iterable[Row]) -> None:
+    """Raises DataError: runs that would be averaged as seeds of one setting have other learning rates or batches."""
+    for setting, runs in by_setting(curves).items():
+        first, *others = runs
+        for other in others:
+            differ = [f"learner.{key} {first[key]} and {other[key]}" for key in ALIKE if first[key] != other[key]]
+            if differ:
+                raise DataError(
+                    f"{first['run']} and {other['run']} are no two seeds of {setting}: they have {', '.join(differ)}; "
+                    "name them in two calls"
+                )
 
 
 def _actors(run: Run) -> list[str]:
@@ -192,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         runs = [require_run(name) for name in options.runs]
         curves = [curve(run) for run in runs]
+        check_alike(curves)
         evaluations = [evaluation(path) for path in options.evaluations]
     except AsyncrlError as error:
         sys.exit(str(error))

@@ -81,14 +81,15 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
 
 def _over(rows: Sequence[Row], names: Sequence[str], begin: float, end: float) -> dict[str, float]:
     """The growth of each counter of `rows` from `begin` to `end`, interpolated between rows. A restarted process counts
-    from 0."""
+    from 0, as a process does that starts, `seconds` before its first row."""
     times = [row["time"] for row in rows]
+    started = times[0] - rows[0].get("seconds", 0.0) if rows else 0.0
     series = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names if rows and name in rows[-1]}
 
     def grown(counter: np.ndarray[Any, Any]) -> float:
         steps = np.diff(counter, prepend=0.0)
         total = np.cumsum(np.where(steps < 0, counter, steps))
-        return float(np.diff(np.interp([begin, end], times, total))[0])
+        return float(np.diff(np.interp([begin, end], [started, *times], [0.0, *total]))[0])
 
     return {name: grown(counter) for name, counter in series.items()}
 

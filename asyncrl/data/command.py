@@ -31,6 +31,7 @@ from asyncrl.data.converters import (
     verifiers,
 )
 from asyncrl.data.converters.calculator_calls import LeftOut
+from asyncrl.data.json_rows import JSON_SUFFIXES
 from asyncrl.data.writing import write_conversations, write_tasks
 from asyncrl.errors import DataError
 from asyncrl.machine.long_work import long_work, print_line
@@ -122,12 +123,16 @@ def _check_outputs(parser: argparse.ArgumentParser, arguments: argparse.Namespac
             f"--demonstrations: the set {arguments.set} has no solutions from which demonstrations can be made; "
             f"these sets have: {', '.join(DEMONSTRATED)}"
         )
-    if shown and shown == arguments.out:
+    if shown and arguments.out and shown.resolve() == arguments.out.resolve():
         parser.error(f"--demonstrations and --out are the same file, {shown}; name two files")
     if shown and arguments.user:
         parser.error("--demonstrations end with the answer, but --user continues after it; leave out one of them")
     if not (shown or arguments.out):
         parser.error("name the Parquet file to write: --out tasks.parquet")
+    for path in filter(None, (shown, arguments.out)):
+        # Such a file would be read as JSON lines. It may also be the source.
+        if path.suffix in JSON_SUFFIXES:
+            parser.error(f"{path} is written as Parquet; give it a name that ends in .parquet")
 
 
 def _write_tasks(arguments: argparse.Namespace) -> None:
@@ -214,7 +219,8 @@ def convert_demonstrations(
                 shown.append(each)
             advance(1)
     if not shown:
-        raise DataError(f"{source} has no row that can become a demonstration")
+        why = "".join(f"; {count} rows {reason}" for reason, count in left_out.items())
+        raise DataError(f"{source} has no row that can become a demonstration{why}")
     write_conversations(out, shown)
     return len(shown), left_out
 

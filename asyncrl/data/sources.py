@@ -177,7 +177,7 @@ def _loaded(source: str, query: SourceQuery) -> Any:
     """The split, which `datasets` loads into its cache. Raises DataError."""
     try:
         import datasets
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise DataError(f"{source} needs Hugging Face datasets: pip install 'asyncrl[datasets]' ({error})") from error
     config, revision = query.values.get("config"), query.values.get("revision")
     try:

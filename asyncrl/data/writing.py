@@ -39,10 +39,16 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
 
 
 def write_conversations(path: Path, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Write the column `messages` of demonstrations as JSON text, atomically. Raises DataError: `path` is a folder.
-    Raises OSError."""
+    """Write the column `messages` of demonstrations as JSON text, atomically.
+
+    Raises DataError: `path` is a folder, or a text has half a surrogate pair. Raises OSError.
+    """
     texts = [json.dumps(messages, ensure_ascii=False) for messages in conversations]
-    _write(pa.table({"messages": pa.array(texts, pa.string())}), path)
+    try:
+        column = pa.array(texts, pa.string())
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path}: a demonstration has a text that is no Unicode text: {error}") from error
+    _write(pa.table({"messages": column}), path)
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,17 +43,28 @@ def keep_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
     chosen = default_cache_dir()
     if environment.get(CACHE_VARIABLE, chosen) != chosen:
         return
-    folder = Path(CACHE).expanduser()
     try:
-        # Torch unpickles what it finds there, so only this user may write there.
+        folder = Path(CACHE).expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+        _check_owner(folder)
+    # A user without an entry in the system's list and without HOME has no home.
+    except (OSError, RuntimeError) as error:
         logger.warning(
-            "compiled layers are kept in a folder for temporary files, since %s cannot be made: %s; %s names another",
-            *(folder, error, CACHE_VARIABLE),
+            "compiled layers are kept in a folder for temporary files, since %s cannot be used: %s; %s names another",
+            *(CACHE, error, CACHE_VARIABLE),
         )
     else:
         environment[CACHE_VARIABLE] = str(folder)
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises PermissionError: this user may not write into the folder, or others may. Torch unpickles what it finds
+    there."""
+    status = folder.stat()
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"you may not write into {folder}")
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write into {folder}")
 
 
 def compile_passes(

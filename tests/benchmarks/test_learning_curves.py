@@ -54,6 +54,14 @@ def test_seeds_of_a_setting_share_a_line_at_the_steps_that_all_have(tmp_path: Pa
     assert rows[3] == "| max_lag 4 | 0, 1 | 0.250 | 0.800 | 0.750 to 0.850 | 4.0 | 40.0 | 6 |"
 
 
+def test_runs_with_other_learning_rates_are_not_averaged_as_seeds(tmp_path: Path) -> None:
+    folders = [finished(tmp_path / str(lr), 4, 0, **{"learner.lr": lr}) for lr in (1e-5, 1e-6)]
+    with pytest.raises(
+        SystemExit, match=r"no two seeds of max_lag 4: they have learner\.lr 1e-05 and 1e-06; name them"
+    ):
+        main(["tiny", *map(str, folders), "--out", str(tmp_path)])
+
+
 @pytest.mark.slow
 def test_the_command_writes_the_result_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [str(finished(tmp_path / f"{lag}-{seed}", lag, seed)) for lag in (0, 4) for seed in (0, 1)]

@@ -149,6 +149,15 @@ def test_a_counter_of_a_process_that_was_started_again_goes_on(tmp_path: Path) -
     assert figures(tmp_path, 1.0)["fleet_tokens_per_s"] == pytest.approx((100 + 50 + 100) / 30, abs=0.1)
 
 
+def test_a_run_that_is_over_before_the_actor_writes_metrics_has_the_mean_rate_since_its_start(tmp_path: Path) -> None:
+    learner = JsonLines(metrics_file(tmp_path, "learner"), clock=count(100.0, 1.0).__next__)
+    for step in range(FIRST + 1):
+        learner.log(step, {"seconds/step": 1.0, "trajectories_trained": step, "tokens_sampled": 1})
+    actor = JsonLines(metrics_file(tmp_path, "actor-0"), clock=lambda: 105.0)
+    actor.log(0, {"tokens": 700, "idle_seconds": 0.0, "seconds": 7.0})
+    assert figures(tmp_path, 1.0)["fleet_tokens_per_s"] == 100.0
+
+
 def test_stops_of_pushes_between_two_rows_are_told_apart_and_go_on_after_a_restart(tmp_path: Path) -> None:
     learner = JsonLines(metrics_file(tmp_path, "learner"), clock=count(0.0, 10.0).__next__)
     for step in range(FIRST + 3):

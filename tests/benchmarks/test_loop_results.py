@@ -197,6 +197,9 @@ def test_the_colocated_row_comes_first_and_is_no_other_age_bound(tmp_path: Path)
             "--servers 5: at least one, and at most one for each of the",
         ),
         (["--python", "p", "--per-gpu", "2", "--gpus", "0"], "--per-gpu 2: at least one server on each GPU"),
+        (["--python", "p", "--gpus", "-1"], "--gpus -1: this machine has 4"),
+        (["--python", "p", "--at-once", "0"], "--steps and --at-once: at least 1"),
+        (["--python", "p", "--steps", "0"], "--steps and --at-once: at least 1"),
         (
             ["--python", "p", "--lags", "0", "4", "--colocated", "--lag-seconds", "1", "2"],
             "--lag-seconds has 2 numbers",

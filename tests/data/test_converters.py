@@ -316,6 +316,9 @@ def test_the_command_writes_tasks_and_demonstrations_or_one_of_them(
     [
         ("math --out a --demonstrations b", "the set math has no solutions from which demonstrations can be made"),
         ("gsm8k --out a --demonstrations a", "--demonstrations and --out are the same file, a; name two files"),
+        ("gsm8k --out a --demonstrations ../{here}/a", "--demonstrations and --out are the same file"),
+        ("gsm8k --out x/train.jsonl", "x/train.jsonl is written as Parquet; give it a name that ends in .parquet"),
+        ("gsm8k --demonstrations shown.json", "shown.json is written as Parquet"),
         ("gsm8k --out a --demonstrations b --user checker", "--user continues after it; leave out one of them"),
         ("gsm8k", "name the Parquet file to write: --out tasks.parquet"),
     ],
@@ -324,5 +327,5 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
     words: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main([*words.split(), "--source", "x"])
+        main([*words.format(here=Path.cwd().name).split(), "--source", "x"])
     assert reason in capsys.readouterr().err

@@ -121,9 +121,23 @@ def test_solutions_without_a_calculation_or_with_a_wrong_one_are_left_out_and_co
         "<<4//2=2>>2\n#### 2",
         "<<2*2>>\n#### 4",
         "<<x=1=1>>\n#### 1",
+        "<<2*2=4/0>>4\n#### 4",
+        "<<2*2=4e999999999>>4\n#### 4",
     )
     shown, left_out = shown_from(tmp_path, good, "It is 4.\n#### 4", "<<4=4>>4\n#### 4", *wrong)
     assert [expressions(messages) for messages in shown] == [["2*2"]]
     assert left_out == {LeftOut.NO_CALCULATION: 2, LeftOut.NOT_CONFIRMED: len(wrong)}
-    with pytest.raises(DataError, match="no row that can become a demonstration"):
+    with pytest.raises(DataError, match="no row that can become a demonstration; 1 rows have no calculation"):
         shown_from(tmp_path, "It is 4.\n#### 4")
+
+
+def test_the_policy_does_not_learn_to_write_broken_marks_of_a_calculation(tmp_path: Path) -> None:
+    broken = ("<<5*3=15>15, <<2*2=4>>4.\n#### 4", "<<2*2=4>>4, 5*3=15>>15.\n#### 4")
+    shown, left_out = shown_from(tmp_path, "<<1/2*1=1/2>>1/2\n#### 1/2", *broken)
+    assert [expressions(messages) for messages in shown] == [["1/2", "0.5*1"]]
+    assert left_out == {LeftOut.BROKEN: len(broken)}
+
+
+def test_a_demonstration_with_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"shown\.parquet: a demonstration has a text that is no Unicode text"):
+        shown_from(tmp_path, "\ud800 <<2*2=4>>4\n#### 4")

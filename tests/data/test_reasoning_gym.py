@@ -101,6 +101,19 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
         load_rules(ScoringConfig(rule="reasoning_gym"))
 
 
+@pytest.mark.parametrize(
+    ("package", "source"), [("reasoning_gym", "reasoning-gym:sums"), ("datasets", "hub:o/n?split=train")]
+)
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(
+    package: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / f"{package}.py").write_text("from json import no_such_name")
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"pip install 'asyncrl\[.*\]' \(cannot import name 'no_such_name'"):
+        list(parts(source, REQUIRED))
+
+
 @pytest.mark.usefixtures("fake")
 def test_a_task_of_another_source_is_a_failure_and_no_zero():
     with pytest.raises(ScoringError, match=r"has no extra_info\.reasoning_gym"):

@@ -106,11 +106,28 @@ def test_compiled_layers_are_kept_in_a_private_folder_of_the_user_unless_a_varia
     keep_compiled(environment)
     assert environment == {CACHE_VARIABLE: "/elsewhere"}
     assert not caplog.records
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    environment = {}
+
+
+@pytest.mark.parametrize(
+    ("home", "reason"),
+    [("a file", "Not a directory"), ("open to others", "others may write into"), ("none", "Could not determine home")],
+)
+def test_without_a_folder_that_only_this_user_may_change_torch_keeps_its_own_choice(
+    home: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if home == "a file":
+        (tmp_path / "home").touch()
+    elif home == "open to others":
+        (tmp_path / "home/.cache/asyncrl/compiled").mkdir(parents=True)
+        (tmp_path / "home/.cache/asyncrl/compiled").chmod(0o777)
+    else:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)  # A user whom the system does not list.
+    environment = dict[str, str]()
     keep_compiled(environment)
     assert not environment
+    assert reason in caplog.text
     assert f"{CACHE_VARIABLE} names another" in caplog.text
 
 

@@ -7,6 +7,7 @@ the calculator's becomes no demonstration: the policy would learn to contradict 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
@@ -17,12 +18,17 @@ from asyncrl.arithmetic import Operation, operations
 TOOL = "calculator"
 """The name of the tool in its schema."""
 
+_RESULT = re.compile(r"\s*[+-]?[0-9.]+(/[1-9][0-9]*)?\s*")
+_MARKS = re.compile("<<|>>")
+"""The marks of a calculation. A text keeps them only if the calculation is not marked well."""
+
 
 class LeftOut(StrEnum):
     """The reason for which a row has no demonstration, as the end of `rows that ...`."""
 
     NO_CALCULATION = "have no calculation"
     NOT_CONFIRMED = "have a calculation that the calculator does not confirm"
+    BROKEN = "mark a calculation in a form other than <<48/2=24>>"
 
 
 class Calculation(NamedTuple):
@@ -37,7 +43,9 @@ def demonstration(
     prompt: Iterable[Mapping[str, Any]], calculations: Iterable[Calculation], ending: str
 ) -> list[Mapping[str, Any]] | LeftOut:
     """The messages of an episode that solves the task of `prompt`. The last turn ends with the text `ending`."""
-    messages = list(prompt)
+    messages, calculations = list(prompt), list(calculations)
+    if any(_MARKS.search(text) for text in (ending, *(each.text for each in calculations))):
+        return LeftOut.BROKEN
     prompts, text = len(messages), ""
     for calculation in calculations:
         text += calculation.text
@@ -54,6 +62,9 @@ def demonstration(
 
 def _confirmed(calculation: Calculation) -> Sequence[Operation] | None:
     """The operations of a calculation; None if the calculator has another result."""
+    # A result such as 1e999999999 would take all memory.
+    if not _RESULT.fullmatch(calculation.result):
+        return None
     try:
         found, value = operations(calculation.expression)
         return found if Fraction(value) == Fraction(calculation.result) else None

@@ -102,7 +102,7 @@ def _dataset(source: str, name: str, options: Mapping[str, Any]) -> Any:
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise DataError(f"{source} needs reasoning-gym: pip install 'asyncrl[reasoning-gym]' ({error})") from error
     if name not in DATASETS:
         raise DataError(f"{source}: reasoning-gym has no {name}; it has {', '.join(sorted(DATASETS))}")

@@ -225,7 +225,9 @@ class GraphedPasses:
 
     def _most_likely(self, temperatures: NDArray[np.float64], wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._tensors.logits[: len(temperatures)]
-        tokens, logprobs = most_likely(logits, torch.from_numpy(temperatures).to(self._device), wanted)
+        # In float64, as the temperatures are, log-probs would differ from those of `sample`.
+        scales = torch.from_numpy(temperatures).to(self._device, torch.float32)
+        tokens, logprobs = most_likely(logits, scales, wanted)
         return tokens.cpu(), logprobs.cpu()
 
     def _logits_of(self, tokens: Sequence[int], most: int) -> torch.Tensor:

@@ -28,14 +28,14 @@ A_LITTLE = 0.001
 
 
 def ray_module() -> Any:
-    """Import Ray. Raises ConfigError: it is not installed."""
+    """Import Ray. Raises ConfigError: it is not installed, or it cannot be imported."""
     try:
         import ray
         import ray.exceptions
         import ray.util
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise ConfigError("cluster.launcher=ray: Ray is not installed; `pip install 'asyncrl[ray]'`") from error
+        raise ConfigError(f"cluster.launcher=ray needs the extra: pip install 'asyncrl[ray]' ({error})") from error
     return ray
 
 

@@ -9,16 +9,14 @@ from asyncrl.errors import ConfigError, WorkerError
 
 
 def ray_module() -> Any:
-    """The module `ray`. Raises ConfigError: Ray is not installed."""
+    """The module `ray`. Raises ConfigError: Ray cannot be imported."""
     try:
         import ray
         import ray.exceptions
         import ray.util
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise ConfigError(
-            "worker groups on Ray need Ray, which is not installed: pip install 'asyncrl[ray]'"
-        ) from error
+        raise ConfigError(f"worker groups on Ray need the extra: pip install 'asyncrl[ray]' ({error})") from error
     return ray
 
 
