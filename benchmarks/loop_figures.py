@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.replay.selection import Selection
 from asyncrl.runs.lines import read_lines
 
 FIRST = 2
@@ -49,6 +50,8 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
     steady, begin, end = learner[FIRST:], learner[FIRST - 1]["time"], learner[-1]["time"]
     if not actor:
         raise ValueError("the actor has written no metrics: see its log")
+    # Sums over the whole run: a version is counted only once all of its episodes are decided.
+    selection = Selection.from_values(replay[-1:])
     fleet, dropped = _over(actor, FLEET, begin, end), _over(replay, DROPPED, begin, end)
     trained = learner[-1]["trajectories_trained"] - learner[FIRST - 1]["trajectories_trained"]
     return {
@@ -67,6 +70,8 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
         "counts": {name: round(fleet[own]) for name, own in COUNTERS.items() if own in fleet},
         "thrown_away_tokens": dropped.get("tokens_thrown_away"),
         "evicted": dropped.get("evicted"),
+        "decided": selection.described(),
+        "chosen_by": selection.biased(),
         "missing_tokens_of_an_episode": _mean(actor, "agent/missing_tokens"),
         "mfu": {part: mfu for part in ("train", "step") if (mfu := _mean(steady, f"mfu/{part}")) is not None},
         "mismatch_k3": _mean(steady, "mismatch/k3"),

@@ -32,6 +32,7 @@ COLUMNS = (
     "stop of a push: median, p95, max (ms)",
     "largest lag",
     "tokens thrown away",
+    "mean sampled tokens: sampled, trained, evicted",
 )
 BASELINES = {"0": "synchronous training", COLOCATED: "colocated synchronous training"}
 """The labels of the rows with which others are compared, and their words."""
@@ -86,7 +87,15 @@ def _cells(row: Row, baselines: Mapping[str, float]) -> tuple[str, ...]:
         stops(push),
         str(max(map(int, row["token_lags"]), default=0)),
         f"{row['thrown_away_tokens'] or 0:,.0f}",
+        lengths(row.get("decided", {})),
     )
+
+
+def lengths(decided: Mapping[str, Row]) -> str:
+    """The mean lengths of sampled, trained and evicted episodes; empty if no episode was evicted."""
+    if "evicted" not in decided:
+        return ""
+    return ", ".join(f"{decided[end]['length']:,.0f}" for end in ("sampled", "trained", "evicted") if end in decided)
 
 
 def stops(push: Row) -> str:

@@ -71,6 +71,8 @@ def described(learner: str, max_lag: int, setting: str) -> dict[str, Any]:
         "learner_idle": found.learner_idle,
         "engine_idle": found.engine_idle,
         "thrown_away": found.discarded,
+        "mean_length": {end: round(each["length"], 1) for end, each in found.decided.items()},
+        "chosen_by": found.biased,
         "mean_lag": sum(lag * share for lag, share in found.lags.items()),
     }
 

@@ -277,10 +277,16 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
 def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast) -> Iterator[str]:
     """Yield notes on the bottleneck of the fastest forecast, and on forecasts outside of the measured range."""
     lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
-    sizes = fastest.sizes
+    sizes, decided = fastest.sizes, fastest.decided
     if len(forecasts) > 1:
         yield f"Fastest: learner GPUs {sizes.learner_gpus:,}, engines {sizes.engines:,}, max_lag {sizes.max_lag}."
     yield f"Lags of the trained trajectories of the fastest forecast: {lags}."
+    if "evicted" in decided:
+        lengths = ", ".join(f"{end} {each['length']:,.0f}" for end, each in decided.items())
+        yield f"Mean sampled tokens of an episode of the fastest forecast: {lengths}."
+    if fastest.biased:
+        by = " and ".join(fastest.biased)
+        yield f"In the fastest forecast the age bound chooses the trained episodes by {by}: they are a biased sample."
     room = sizes.engines * sizes.concurrency
     bound = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
     if fastest.learner_idle < 1 - MANY:

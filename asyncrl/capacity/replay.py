@@ -15,13 +15,14 @@ import numpy as np
 
 from asyncrl.capacity.description import Sizes
 from asyncrl.config.schema import ReplayConfig, SamplerConfig
-from asyncrl.replay import protocol
+from asyncrl.replay import cohorts, protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.from_config import sampler, spare_batches
 from asyncrl.replay.messages import Call
 from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord
 from asyncrl.replay.sampling import Filters
+from asyncrl.replay.selection import Selection
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
@@ -65,9 +66,9 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         request = protocol.GetTickets(actor, actor, list(holding), [], want)
         return self._ask(request) or []
 
-    def put(self, ticket: Ticket, oldest: int, newest: int) -> None:
+    def put(self, ticket: Ticket, oldest: int, newest: int, sampled: int, turns: int) -> None:
         """Deliver an episode that the versions from `oldest` to `newest` sampled. The trajectory has only a few tokens,
-        which carry these versions. The simulation itself knows how long the episode is."""
+        which carry these versions. Its record gets the true number of sampled tokens and of turns."""
         runs = [(0, -1), (1, oldest), *([(2, newest)] if newest > oldest else [])]
         length = len(runs)
         trajectory = Trajectory(
@@ -83,6 +84,10 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
             finish=Finish.COMPLETED,
         )
         self._ask(protocol.PutTrajectory(0), encode(trajectory_message(trajectory)))
+        record = TrajectoryRecord.load(self._tx, ticket.id)
+        if record is not None:  # Else it came late: its group was dropped.
+            record.sampled, record.turns = sampled, turns
+            record.save(self._tx, ticket.id)
 
     def fail(self, ticket: Ticket) -> None:
         """Report a failed episode."""
@@ -114,6 +119,10 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         # Each step has its own transaction, because a single one would keep the whole simulation in memory.
         self._transaction.close()
         self._begin()
+
+    def selection(self) -> Selection:
+        """Return the decided episodes, as the replay counts them."""
+        return cohorts.selection(self._tx)
 
     def thrown_away(self) -> list[str]:
         """Return the ids of the evicted, filtered and dropped trajectories."""

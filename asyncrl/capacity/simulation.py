@@ -34,6 +34,8 @@ EPISODES_OF_AN_ACTOR = 64
 MOST_FAILED = 0.5
 """The largest share of failed episodes: if more fail, the replay may slow tickets down or end the run."""
 LEASE = 32
+COUNTED = ("episodes", "length", "turns")
+"""The values of decided episodes that a forecast has. Rewards are left out, since they are not simulated."""
 
 
 class Forecast(Struct, frozen=True):
@@ -43,6 +45,8 @@ class Forecast(Struct, frozen=True):
     - `requests` is the mean number of requests of one engine while it is busy.
     - `lags` maps each lag to the share of the trained trajectories that have it.
     - `discarded` is the share of sampled tokens whose trajectories were thrown away, counted over the whole simulation.
+    - `decided` has the number, mean length and turns of the decided episodes by their end. `biased` has the quantities
+      by which the age bound chose. Both cover the whole simulation (`asyncrl.replay.selection`).
     """
 
     sizes: Sizes
@@ -55,6 +59,8 @@ class Forecast(Struct, frozen=True):
     requests: float
     lags: dict[int, float]
     discarded: float
+    decided: dict[str, dict[str, float]]
+    biased: list[str]
 
     @property
     def gpu_hours_per_step(self) -> float:
@@ -189,6 +195,7 @@ class _Simulation:
         trained = sum(self._episodes[name][0].sampled for _, name in names)
         sampled = sum(self._episodes[name][0].sampled for plan in self._plans for name in plan.ids)
         thrown_away = sum(self._episodes[name][0].sampled for name in self._replay.thrown_away())
+        selection = self._replay.selection()
         return Forecast(
             sizes=self._sizes,
             seconds_per_step=seconds / len(plans),
@@ -200,6 +207,8 @@ class _Simulation:
             requests=(after.request_s - before.request_s) / max(seconds - engine_idle_s, 1e-9),
             lags={lag: count / len(names) for lag, count in sorted(lags.items())},
             discarded=thrown_away / (thrown_away + sampled),
+            decided={end: {name: each[name] for name in COUNTED} for end, each in selection.described().items()},
+            biased=[name for name in selection.biased() if name in COUNTED],
         )
 
     def _act(self, name: str, concurrency: int) -> Process:
@@ -236,7 +245,7 @@ class _Simulation:
             self._actors.wake()
         else:
             self._episodes[ticket.id] = (episode, oldest)
-            self._replay.put(ticket, oldest, newest)
+            self._replay.put(ticket, oldest, newest, round(episode.sampled), episode.turns)
             self._idle_scorers.wake(1)
         ended.wake()
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from asyncrl.ids import again_group, feed_group, is_evaluation
 from asyncrl.network.throttle import Throttled
-from asyncrl.replay import evaluation
+from asyncrl.replay import cohorts, evaluation
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
@@ -79,8 +79,10 @@ class OpenGroups:
         name, row = self._next(tx)
         tx.add("committed", uses)
         demonstrated = bool(self._settings.feed.tasks[row].demonstration)
-        members = self._settings.group_size + demonstrated
-        group = GroupRecord(row, Purpose.TRAIN, 0, [0] * members, [False] * members, demonstrated=demonstrated)
+        members, version = self._settings.group_size + demonstrated, tx.counter("version")
+        zeros, unlabelled = [0] * members, [False] * members
+        group = GroupRecord(row, Purpose.TRAIN, 0, zeros, unlabelled, demonstrated=demonstrated, begun=version)
+        cohorts.begin(tx, version)
         self.open(tx, name, group)
         return True
 
@@ -136,6 +138,8 @@ class OpenGroups:
         if group is None:
             return
         tx.delete("groups", name)
+        if group.training:
+            cohorts.decide(tx, name, group, end)
         self._stages.end(tx, Stage.READY, name, outcome=end)
         if end in THROWN_AWAY:
             self._stages.mark(tx, end, "groups", group=name, reason=shorten(reason))

@@ -137,6 +137,7 @@ class GroupRecord(Record):
     - `labelled`: true for each labelled member
     - `sampled`: the number of plans that contain the group
     - `demonstrated`: true if the last member is the task's demonstration. The policy plays only the other members
+    - `begun`: the newest policy version when a training group was opened; -1 in an evaluation, and if it is unknown
     """
 
     table = "groups"
@@ -147,6 +148,7 @@ class GroupRecord(Record):
     labelled: list[bool]
     sampled: int = 0
     demonstrated: bool = False
+    begun: int = -1
 
     @property
     def training(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from asyncrl.errors import RefusedError, RunOverError, StoreError, WireError
 from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.replay import counters, evaluation, protocol
+from asyncrl.replay import cohorts, counters, evaluation, protocol
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
 from asyncrl.replay.changes import configure
 from asyncrl.replay.dead_letters import DeadLetters
@@ -153,7 +153,8 @@ class ReplayService:
         readers = {"dead_readers": self.readers.dead, "lingering_readers": len(self.readers.lingering())}
         bound = self._settings.admission.capacity(tx.counter("version"))
         pace = {"age_bound": bound, "capacity": self._pace.capacity(tx), "ahead": self._pace.ahead(tx)}
-        return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
+        selected = dict(cohorts.selection(tx).values())
+        return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits, **selected}
 
     def failing(self) -> dict[str, str]:
         """Texts about what keeps the run from progressing. A text is empty if there is nothing to tell.

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from asyncrl.errors import ConfigError
+from asyncrl.replay.selection import Selection
 from asyncrl.runs.lines import Row, finite
 from asyncrl.runs.run import Run
 
@@ -45,6 +46,7 @@ class Evidence:
     - `actors`: the newest rows of each actor.
     - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and `solved` are texts of the
       replay.
+    - `selection`: the decided episodes.
     - `scores`: the newest mean of each score that is not always 0. `unread`: maps the name of each score that
       changes nothing to advice.
     - `group_size`: `None` if it is unknown.
@@ -58,6 +60,7 @@ class Evidence:
     evaluations: Sequence[Row] = ()
     actors: Sequence[Sequence[Row]] = ()
     counts: Mapping[str, float] = field(default_factory=dict)
+    selection: Selection = field(default_factory=Selection)
     newest_failure: str = ""
     refusing: str = ""
     solved: str = ""
@@ -85,6 +88,7 @@ def read_evidence(run: Run, is_running: bool) -> Evidence:
         evaluations=sorted(run.spread_rows("evaluation", MOST_EVALUATIONS), key=lambda row: row["step"]),
         actors=_of_actors(run),
         counts={name: sum(finite(row.get(name)) or 0 for row in replays) for name in COUNTED},
+        selection=Selection.from_values(replays),
         newest_failure=texts["newest_failure"],
         refusing=texts["refusing"],
         solved=texts["solved"] if all(row.get("solved") for row in replays) else "",

@@ -204,6 +204,21 @@ def failing_episodes(seen: Evidence) -> Finding | None:
     )
 
 
+def biased_selection(seen: Evidence) -> Finding | None:
+    """The age bound chooses the trained episodes by their length, turns or reward."""
+    biased = seen.selection.biased()
+    if not biased:
+        return None
+    trained, evicted = seen.selection.of("trained").means, seen.selection.of("evicted").means
+    means = ", ".join(f"{name} {trained[name]:.4g} and {evicted[name]:.4g}" for name in biased)
+    return Finding(
+        "selection",
+        "the trained episodes differ from those thrown away as too old by more than chance explains, so that the run "
+        f"learns from a biased sample. Means of the trained and of the others: {means}. Raise replay.max_lag, or lower "
+        "actor.concurrency if engines make as many tokens a second with fewer requests at once",
+    )
+
+
 def refusing_filter(seen: Evidence) -> Finding | None:
     """The filters refuse every group, or nearly every one."""
     if seen.refusing:
@@ -339,6 +354,7 @@ RULES: tuple[Rule, ...] = (
     equal_groups,
     skipped_updates,
     failing_episodes,
+    biased_selection,
     truncated_episodes,
     malformed_calls,
     worse_held_out,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.ids import opening_order
+from asyncrl.replay import cohorts
 from asyncrl.replay.counters import counters, unreported
 from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import (
@@ -25,6 +26,7 @@ from asyncrl.replay.records import (
     TrajectoryRecord,
     TrajectoryState,
 )
+from asyncrl.replay.selection import Selection, sum_selections
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
 from asyncrl.replay.transaction import Transaction
 from asyncrl.runs.evidence import read_evidence
@@ -59,6 +61,7 @@ class StoreSummary:
     - `steps` is the number of recorded plans.
     - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     - `learner_step` is the step that the learner requested last.
+    - `selection` counts the decided episodes (`asyncrl.replay.selection`).
     """
 
     counters: dict[str, int]
@@ -66,6 +69,7 @@ class StoreSummary:
     steps: int
     oldest_ticket: tuple[str, str] | None
     learner_step: int = 0
+    selection: Selection = field(default_factory=Selection)
 
 
 def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
@@ -91,7 +95,8 @@ def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
     }
     totals = {**counters(tx), "live_bytes": tx.live_bytes()}
     totals |= {name: totals[name] + count for name, count in kept.items()}
-    return StoreSummary(totals, counts, steps, _oldest(at_work), tx.counter("learner_step"))
+    selection = cohorts.selection(tx)
+    return StoreSummary(totals, counts, steps, _oldest(at_work), tx.counter("learner_step"), selection)
 
 
 def join(shards: Sequence[StoreSummary]) -> StoreSummary:
@@ -102,7 +107,9 @@ def join(shards: Sequence[StoreSummary]) -> StoreSummary:
             counts[name].update(found)
     oldest = _oldest([each.oldest_ticket for each in shards if each.oldest_ticket])
     steps, learner_step = min(each.steps for each in shards), min(each.learner_step for each in shards)
-    return StoreSummary(sum_counters([each.counters for each in shards]), counts, steps, oldest, learner_step)
+    totals = sum_counters([each.counters for each in shards])
+    selection = sum_selections(each.selection for each in shards)
+    return StoreSummary(totals, counts, steps, oldest, learner_step, selection)
 
 
 def _oldest(tickets: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
@@ -179,6 +186,8 @@ def describe(
     - `problem`: the reason why a shard does not answer, or how the run ended; `None` if there is neither.
     - `steps`: the number of recorded plans.
     - `tokens`: the numbers of sampled tokens, by the final state of their trajectories.
+    - `decided`: the number and the means of the decided episodes, by their end. `by_length`: how many have at least a
+      number of sampled tokens, but less than twice as many.
     - `rates`: `None` without `before`.
     - `admission`, `failed_handshakes`: `None` unless the run is running.
     - `readers`: processes that have read one snapshot for too long.
@@ -208,6 +217,8 @@ def describe(
         "steps": store.steps,
         "totals": {name: store.counters[name] for name in FLOW},
         "tokens": {name: store.counters[f"tokens_{name}"] for name in TOKENS},
+        "decided": store.selection.described(),
+        "by_length": store.selection.by_length(),
         "rates": None if before is None else _rates(before, now),
         **{name: dict(store.counts[name]) for name in ("states", "dead_letters", "evicted", "filtered")},
         "depths": {name: store.counters[f"depth_{name}"] for name in DEPTHS},

@@ -23,8 +23,10 @@ from asyncrl.config.commands import runnable
 from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
+from asyncrl.replay import cohorts
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
+from asyncrl.replay.selection import Selection, sum_selections
 from asyncrl.runs.elapsed import elapsed_s
 from asyncrl.runs.evidence import MOST_STEPS, read_evidence, recent_shares
 from asyncrl.runs.failures import KINDS, FailureGroup, count_letters, group_failures, shown_end
@@ -71,6 +73,8 @@ class RunSummary:
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
       the entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
     - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
+    - `decided` has the number, mean length, turns and reward of the decided episodes by their end
+      (`asyncrl.replay.selection`).
     - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
     - `dead_letters` counts the dead letters that are kept, by their kind. Those of scorings and of skipped plans are
       the trajectories that were given up.
@@ -100,6 +104,7 @@ class RunSummary:
     entropy: Change | None
     held_out: dict[str, Change]
     trajectories: dict[str, int]
+    decided: dict[str, dict[str, float]]
     failures: dict[str, int]
     dead_letters: dict[str, int]
     reasons: dict[str, int]
@@ -185,6 +190,7 @@ class _Stored:
     reasons: dict[str, int] = field(default_factory=dict)
     newest_failure: str = ""
     changes: list[str] = field(default_factory=list)
+    selection: Selection = field(default_factory=Selection)
 
     @classmethod
     def of(cls, run: Run) -> _Stored:
@@ -193,6 +199,7 @@ class _Stored:
             counts, letters = stored.counters(), stored.dead_letters()
             kinds = sum(stored.each(count_letters), Counter[str]())
             changes = [f"{each.text} from step {each.step}" for each in stored.changes()]
+            selection = sum_selections(stored.each(cohorts.selection))
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run.folder)))
         return cls(
             counts,
@@ -202,6 +209,7 @@ class _Stored:
             _frequent(group_failures(letters)),
             _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else "",
             changes,
+            selection,
         )
 
 
@@ -218,7 +226,9 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     except StoreError as error:
         warnings.append(f"the store cannot be read: {error}")
     else:
-        evidence = replace(evidence, counts=found.counts, newest_failure=found.newest_failure)
+        evidence = replace(
+            evidence, counts=found.counts, newest_failure=found.newest_failure, selection=found.selection
+        )
     if result == "solved":
         evidence = replace(evidence, solved=reason)
     health = judge(evidence)
@@ -241,6 +251,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         entropy=steps.change("entropy", averaged),
         held_out=_held_out(run),
         trajectories=found.trajectories,
+        decided=found.selection.described(),
         failures=found.failures,
         dead_letters={name: found.letters[name] for name in KINDS},
         reasons=found.reasons,
@@ -356,6 +367,9 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append((f"held-out {name}", f"{change} (first and last{missing})"))
     if summary.trajectories:
         rows.append(("trajectories", ", ".join(f"{count} {end}" for end, count in summary.trajectories.items())))
+    if "evicted" in summary.decided:
+        lengths = ", ".join(f"{shown_end(end)} {each['length']:.0f}" for end, each in summary.decided.items())
+        rows.append(("mean tokens", lengths))
     if any(summary.failures.values()):
         rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
     if count := sum(summary.dead_letters.values()):

@@ -100,9 +100,12 @@ def _came_of(folder: Path, ending: Ending) -> tuple[str, str]:
 
 
 def _by_end(folder: Path) -> Row:
-    """The counts at the end, since the replay's last metrics may be older."""
-    counts = _summary(folder).get("trajectories", {})
-    return {name: float(counts[name]) for name in _COUNTERS if name in counts}
+    """The counts and mean lengths at the end, since the replay's last metrics may be older."""
+    summary = _summary(folder)
+    counts, decided = summary.get("trajectories", {}), summary.get("decided", {})
+    ends = {name: float(counts[name]) for name in _COUNTERS if name in counts}
+    means = {f"length_{end}": decided[end]["length"] for end in ("sampled", "trained", "evicted") if end in decided}
+    return ends | means
 
 
 def _counters(replays: Sequence[Mapping[str, Any]], time: float) -> Row:

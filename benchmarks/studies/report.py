@@ -36,6 +36,7 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "ess, least": lambda cell: _shown(cell.ess, "{:.2f}"),
     "mismatch, k3": lambda cell: _shown(cell.k3, "{:.1e}"),
     "evicted": lambda cell: _shown(cell.evicted_share, "{:.0%}"),
+    "length, trained / sampled": lambda cell: _shown(cell.trained_length, "{:.2f}"),
     "learner idle": lambda cell: _shown(cell.idle, "{:.0%}"),
     "reward, change": lambda cell: _shown(cell.reward_change, "{:+.2f}"),
     "agreement, change": lambda cell: _shown(cell.agreement_change, "{:+.2f}"),

@@ -28,6 +28,7 @@ _WHOLE = ("seed", "steps", "batch", "step", "samples", "parallel")
 _NUMBERS = ("lr", "accuracy", "seconds", "lag_max", "idle", "entropy", "ess", "masked", "reward", "lag_mean")
 _FURTHER = ("token_lag_mean", "k3", "evicted", "filtered", "dropped", "dead", "run_seconds", "processor_seconds")
 _OF_SCORERS = ("agreement", "hack_alarms")
+_LENGTHS = ("length_sampled", "length_trained", "length_evicted")
 
 
 class ResultsError(ValueError):
@@ -46,7 +47,7 @@ class Results:
         self._schema = pa.schema(
             [(name, pa.string()) for name in texts]
             + [(name, pa.int64()) for name in _WHOLE]
-            + [(name, pa.float64()) for name in (*_NUMBERS, *_FURTHER, *_OF_SCORERS)]
+            + [(name, pa.float64()) for name in (*_NUMBERS, *_FURTHER, *_OF_SCORERS, *_LENGTHS)]
         )
         self._rows = self._read()
 

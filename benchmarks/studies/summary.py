@@ -58,6 +58,7 @@ class Cell:
     ess: Spread | None
     k3: Spread | None
     evicted_share: Spread | None
+    trained_length: Spread | None
     idle: Spread | None
     reward_change: Spread | None
     agreement_change: Spread | None
@@ -96,6 +97,7 @@ def cell_of(
         # Exactly 0 means that no policy was recomputed and compared.
         k3=Spread.of(_mean(rows, "k3") or None for rows in whole),
         evicted_share=Spread.of(_evicted_share(rows[-1]) for rows in whole),
+        trained_length=Spread.of(_trained_length(rows[-1]) for rows in whole),
         idle=Spread.of(_mean(rows, "idle") for rows in whole),
         reward_change=Spread.of(_change(rows, "reward") for rows in whole),
         agreement_change=Spread.of(_change(rows, "agreement") for rows in whole),
@@ -146,3 +148,9 @@ def _evicted_share(last: Row) -> float | None:
         return None
     both = last["samples"] + last["evicted"]
     return float(last["evicted"] / both) if both else 0.0
+
+
+def _trained_length(last: Row) -> float | None:
+    """The mean length of the trained episodes, divided by that of all sampled ones. `None` if none was evicted."""
+    trained, sampled = last.get("length_trained"), last.get("length_sampled")
+    return trained / sampled if trained and sampled and last.get("length_evicted") else None

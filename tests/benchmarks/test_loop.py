@@ -115,7 +115,9 @@ def run_dir(tmp_path: Path) -> Path:
             "push_pause_last_s": PAUSES[step] - PAUSES[step - 1],
         }
         actor.log(step, {**counters, **pushes, **pauses, "weights_bytes": 3e6 * step, "seconds": 2 * step})
-        replay.log(step, {"tokens_thrown_away": 70 if step < FIRST else 100, "evicted": step})
+        decided = {f"decided/{end}/episodes": 2 for end in ("trained", "evicted")}
+        decided |= {"decided/trained/tokens": 20, "decided/evicted/tokens": 4000}
+        replay.log(step, {"tokens_thrown_away": 70 if step < FIRST else 100, "evicted": step, **decided})
     return tmp_path
 
 
@@ -133,6 +135,7 @@ def test_figures_leave_out_the_first_steps_and_compare_the_fleet_with_the_bare_r
     lines = table([{"max_lag": 0, **row}, {"max_lag": 4, **row, "samples_per_s": 5.0}]).splitlines()
     assert lines[2].startswith("| 0 | 2.00 | 1.00 |  | 100 | 80% | 50% | 30% |")
     assert "| 0.200, 0.100 | 20, 47, 50 |" in lines[2]
+    assert lines[2].endswith("| 30 | 1,005, 10, 2,000 |")
     assert lines[3].startswith("| 4 | 5.00 | 2.50 |  |")
 
 

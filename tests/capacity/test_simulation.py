@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.capacity import command
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.errors import ConfigError
@@ -139,3 +140,17 @@ def test_the_same_seed_gives_the_same_forecast() -> None:
     given = RunDescription(rates(tasks=[[EPISODE, LONG]]), sizes())
     assert simulate(given, steps=5) == simulate(given, steps=5)
     assert simulate(given, steps=5) != simulate(given, steps=5, seed=1)
+
+
+@pytest.mark.slow
+def test_a_forecast_counts_the_lengths_of_what_the_age_bound_throws_away() -> None:
+    tasks = [[replace(EPISODE, sampled=sampled, tools_s=0.0)] for sampled in (50, 100, 200, 2000)]
+    found = forecast(rates(tasks=tasks, token_s=1e-5, request_s=0.0), max_lag=1, concurrency=64)
+    assert found.discarded > 0
+    decided = found.decided
+    assert decided["sampled"]["episodes"] == decided["trained"]["episodes"] + decided["evicted"]["episodes"]
+    assert decided["trained"]["length"] < decided["sampled"]["length"] < decided["evicted"]["length"]
+    assert decided["sampled"]["turns"] == 2
+    notes = " ".join(command.notes(RunDescription(rates(tasks=tasks), sizes()), [found], found))
+    assert f"evicted {decided['evicted']['length']:,.0f}" in notes
+    assert ("biased sample" in notes) == bool(found.biased)

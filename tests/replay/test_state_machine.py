@@ -14,10 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from asyncrl.ids import is_evaluation
+from asyncrl.replay import cohorts
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Leave
-from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.replay.records import GroupRecord, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
 from asyncrl.types import Ticket
 from tests.helpers import make_played, make_task
@@ -179,6 +181,20 @@ class ReplayMachine(RuleBasedStateMachine):
         for end in ("trained", "evicted", "filtered", "dropped", "dead"):
             assert audit["states"].get(end, 0) == status[end]
             assert self.core.sampled_tokens(end) == status[f"tokens_{end}"]
+
+    @invariant()
+    def each_episode_of_a_closed_group_is_counted_once(self) -> None:
+        with self.core.store.transaction(write=False) as tx:
+            parts = [cohorts.selection(tx).sampled]
+            for key in [each.decode() for each in tx.keys("meta") if each.startswith(b"cohort/")]:
+                cohort = tx.get("meta", key, cohorts.Cohort)
+                assert cohort is not None
+                parts += cohort.sums.values()
+            opened = {name for name, _ in GroupRecord.all(tx)}
+            records = [record for name, record in TrajectoryRecord.all(tx) if not is_evaluation(name)]
+        closed = [each for each in records if each.group not in opened and not each.is_demonstration]
+        assert sum(part.episodes for part in parts) == len(closed)
+        assert sum(part.tokens for part in parts) == sum(each.sampled for each in closed)
 
     @invariant()
     def admission_holds_and_no_trained_token_is_too_old(self) -> None:

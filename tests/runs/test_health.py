@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.dashboard.overview import overview
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.replay.selection import Contrast, Selection, Sums
 from asyncrl.runs.evidence import STALE_VERSIONS, Evidence, read_evidence, recent_counts, recent_shares
 from asyncrl.runs.health import RULES, judge
 from asyncrl.runs.run import Run
@@ -222,6 +223,21 @@ def test_a_trend_has_a_way_only_beyond_its_noise() -> None:
 
 
 @pytest.mark.slow
+def test_a_biased_choice_of_the_age_bound_is_a_warning_with_both_means(tmp_path: Path) -> None:
+    rows = []
+    for deviation in (-45.0, -50.0):
+        trained, evicted = Sums(), Sums()
+        trained.add(100, 2, 0.5)
+        evicted.add(900, 2, 0.5)
+        contrasts = {"length": Contrast(deviation, 50.0, 400), "turns": Contrast(3.0, 50.0, 400)}
+        rows.append(dict(Selection({"trained": trained, "evicted": evicted}, contrasts).values()))
+    for shard, values in enumerate(rows):
+        JsonLines(metrics_file(tmp_path, f"replay-{shard}"), lambda: 1.0).log(0, values)
+    (found,) = judge(read_evidence(Run(tmp_path), is_running=True)).findings
+    assert found.kind == "selection"
+    assert "Means of the trained and of the others: length 100 and 900. Raise replay.max_lag" in found.text
+
+
 def test_the_evidence_of_a_run_is_its_first_newest_and_spread_rows(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "run", [step / 400 for step in range(400)]))
     seen = read_evidence(run, is_running=False)

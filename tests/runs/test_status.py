@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from pathlib import Path
+
+from rich.console import Console
 
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.runs.inspect.table import status_table
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress, progress_rows
 from asyncrl.runs.run import Run
@@ -154,8 +158,26 @@ def test_shards_are_summed(tmp_path: Path) -> None:
         core.publish(number)
     shards[1].plan(0)
     both = join([summary(core) for core in shards])
+    assert both.selection.sampled.episodes == sum(summary(core).selection.sampled.episodes for core in shards)
     assert (both.counters["accepted"], both.counters["version"], both.steps) == (12, 1, 0)
     assert (both.counts["states"]["labelled"], both.counts["states"]["planned"]) == (8, 4)
+
+
+def test_the_status_has_means_and_lengths_of_the_decided_episodes(tmp_path: Path) -> None:
+    core = make_run(tmp_path)
+    run_episodes(core, 4)
+    core.publish(9)
+    core.store.close()
+    run = Run(tmp_path)
+    with run.stored() as stored:
+        status = describe(run, sample(stored, LiveReplay(run, stored, give_up_s=1.0), 0.0), None, RunProgress(run), 8)
+    assert list(status["decided"]) == ["sampled", "evicted"]
+    assert status["decided"]["evicted"]["episodes"] == sum(status["by_length"]["evicted"].values()) == 4
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(status_table({**status, "errors": [], "waits_text": "", "advice": None}))
+    shown = console.export_text()
+    assert "decided episodes" in shown
+    assert "by length" in shown
 
 
 def test_the_status_of_an_ended_run_has_the_shares_of_which_its_warnings_speak(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ const rate = { rate: true };
 const digits = { only: /^\d+$/ };
 const main = { main: true };
 const FLOW = [...["accepted", "labelled", "trained", "evicted", "filtered", "dropped"].map((name) => [name, name]), ["dead", "given up"]];
+const DECIDED = ["trained", "evicted", "filtered"];
 const shareOf = (of, ...and) => ({ of, and, combine: "mean" });
 
 // Means of scores that are not a part of the reward.
@@ -79,6 +80,9 @@ export const FIGURES = [
     ["flow_tokens", "Tokens per second, by state", [actor("tokens", "sampled", { ...rate, combine: "sum" }), replay("tokens_accepted", "accepted", rate), replay("tokens_labelled", "labelled", rate), replay("tokens_trained", "trained", rate), replay("tokens_evicted", "evicted", rate), replay("tokens_filtered", "filtered", rate), replay("tokens_dropped", "dropped", rate), replay("tokens_dead", "given up", rate)],
       { least: 0, about: "Tokens that actors sampled, and sampled tokens of trajectories by their state in the replay." }],
     ["totals", "Trajectories so far", FLOW.map(([name, label]) => replay(name, label, { main: name === "trained" })), { least: 0 }],
+    ["lengths", "Length of the decided episodes", DECIDED.map((end) => replay(`decided/${end}/tokens`, end, shareOf(`decided/${end}/episodes`))),
+      { unit: "tokens", least: 0, about: "Mean sampled tokens of the newest episodes by their end. If evicted episodes are longer than trained ones, the age bound chooses by length." }],
+    ["evicted_lengths", "Evicted episodes by length", [replay("decided/evicted/length/*", "from ", digits)], { stack: true, unit: "trajectories", ramp: true, about: "Episodes that were thrown away as too old, by the power of two below their sampled tokens." }],
     ["depths", "Queues", [replay("depth_pending", "tickets that wait"), replay("depth_tickets", "open tickets"), replay("depth_waiting", "wait for a scorer"), replay("depth_ready", "groups ready to train", main), replay("depth_groups", "open groups"), replay("depth_dead", "dead letters")],
       { least: 0, about: "The lengths of the replay's queues now." }],
     ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound now")], { unit: "trajectories", about: "Actors wait while both lines meet. The bound follows from replay.max_lag; it is lower while complete groups wait for the learner." }],

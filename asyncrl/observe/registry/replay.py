@@ -56,6 +56,36 @@ _FLOW = (
     counter("dead_letters_dropped", "dead letters", "dead letters that made room for newer ones"),
 )
 
+_SELECTION = (
+    counter(
+        "decided/END/episodes",
+        "trajectories",
+        "trajectories by their END: trained (in a batch), evicted, filtered, dropped or dead. They count once all "
+        "groups begun at the same version or earlier have ended",
+    ),
+    counter("decided/END/tokens", "tokens", "sampled tokens of the decided trajectories"),
+    counter("decided/END/turns", "turns", "turns of the policy in the decided trajectories"),
+    counter("decided/END/scored", "trajectories", "decided trajectories with final labels"),
+    gauge("decided/END/reward", "", "sum of the rewards of the scored ones"),
+    counter(
+        "decided/END/length/TOKENS",
+        "trajectories",
+        "decided trajectories with at least TOKENS sampled tokens, but less than twice as many",
+    ),
+    gauge(
+        "age_bias/QUANTITY/shift",
+        "standard deviations",
+        "the mean over trained groups minus that over trained and evicted groups. QUANTITY is length, turns or reward",
+    ),
+    gauge(
+        "age_bias/QUANTITY/deviation",
+        "",
+        "sum of the deviations of trained groups from the means of their versions, in standard deviations",
+    ),
+    gauge("age_bias/QUANTITY/variance", "", "variance of `deviation` if eviction chose groups at random"),
+    counter("age_bias/QUANTITY/trained", "groups", "trained groups in `deviation`"),
+)
+
 _STORED = (
     gauge("depth_pending", "tickets", "tickets that wait for an actor"),
     gauge("depth_tickets", "tickets", "tickets that are open"),
@@ -113,4 +143,4 @@ _PEERS = (
     text("newest_failure", "text", "the newest failure, with the id of its episode"),
 )
 
-METRICS = (*_FLOW, *_STORED, *_PEERS)
+METRICS = (*_FLOW, *_SELECTION, *_STORED, *_PEERS)

@@ -138,6 +138,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
             if any(status[name].values())
         ),
         _table("by lag", by_lag),
+        *_decided(status),
     ]
     more = len(status["leases"]) - len(leases)
     return Group(
@@ -161,6 +162,18 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         *(Text(_reader(each), "yellow") for each in status["readers"]),
         *(Text(printable(f"failing         {each}"), "yellow") for each in status["failing"]),
     )
+
+
+def _decided(status: Mapping[str, Any]) -> list[Table]:
+    """Tables of the decided episodes: means by end, and numbers by length. None if no episode is decided."""
+    keys = ("decided", "by_length")
+    decided, by_length = ({shown_end(end): each for end, each in status[key].items()} for key in keys)
+    means = {end: {name: _number(mean) for name, mean in each.items()} for end, each in decided.items()}
+    if not means:
+        return []
+    marks = sorted({length for counts in by_length.values() for length in counts})
+    lengths = {end: {length: counts.get(length, 0) for length in marks} for end, counts in by_length.items()}
+    return [_table("decided episodes", means), _table("by length", lengths, lambda length: f"from {length}")]
 
 
 def _progress(progress: Mapping[str, Any]) -> list[Columns]:

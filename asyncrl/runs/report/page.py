@@ -109,6 +109,9 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
     if trained := summary.trajectories.get("trained"):
         accepted = sum(summary.trajectories.values())
         found.append(("trajectories", short(trained), f"trained of {short(accepted)} accepted"))
+    if {"trained", "evicted"} <= (decided := summary.decided).keys():
+        others = ", ".join(f"{short(decided[end]['length'])} {end}" for end in ("sampled", "evicted"))
+        found.append(("tokens of a trained episode", short(decided["trained"]["length"]), others))
     if speed := summary.speed:
         found += [
             ("elapsed", _duration(summary.elapsed_s), f"{short(speed['tokens_per_s'])} sampled tokens/s"),
