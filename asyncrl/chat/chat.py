@@ -48,7 +48,9 @@ _NUMBERS_IMAGES = (
     "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
 )
 _IMAGE_QUESTION = {"role": "user", "content": [{"type": "image"}]}
-_NO_CALLS = "the model's chat template does not show an assistant turn that calls tools"
+_NO_CALLS = (
+    "the chat template does not show an assistant turn that calls tools (model.chat_template names another template)"
+)
 
 
 class Chat:

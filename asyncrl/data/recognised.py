@@ -75,6 +75,8 @@ def lacking(place: str, missing: Iterable[str], names: Iterable[str], layout: Ro
     setting `data.columns` to write."""
     given, known = [*missing], sorted(names)
     said = f"{place} has no column {', '.join(given)}; it has {', '.join(known)}"
+    if "messages" in names:
+        said += " (a column messages holds demonstrations, which `asyncrl sft` trains)"
     if not {"prompt", "reward_model"} & {*given}:
         return DataError(said)
     prompt = layout.columns.get("prompt") or _guess(known, ("prompt", *PROMPTS, *LIKELY_PROMPTS))

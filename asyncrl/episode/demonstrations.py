@@ -53,9 +53,11 @@ def demonstration_tokens(
     - There is no assistant turn.
     - An assistant turn is the first message, follows another assistant turn, or is empty.
     - An assistant turn contains an end-of-turn token before its end.
+    - An assistant turn calls a tool that is not on offer.
     """
     messages = read_messages(list(with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
+    check_calls(messages, tools)
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
         raise RefusedError("there is no assistant turn to learn")
@@ -77,6 +79,20 @@ def check_turn(message: Mapping[str, Any], number: int) -> None:
     """Raises RefusedError: the assistant turn `message` has no text, no calls and no thoughts."""
     if all(message.get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
         raise RefusedError(f"message {number} is an assistant turn without content and tool_calls")
+
+
+def check_calls(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RefusedError: an assistant turn calls a tool that `tools` lacks. Without tools any call passes."""
+    offered = {_function(each).get("name") for each in tools}
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        for name in (_function(call).get("name") for call in calls or ()):
+            if offered and name not in offered:
+                known = ", ".join(sorted(map(str, offered)))
+                raise RefusedError(
+                    f"message {number} calls the tool {name}, and the tools on offer are {known} (actor.tools, or the "
+                    "row's tools)"
+                )
 
 
 def turn_tokens(

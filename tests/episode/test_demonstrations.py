@@ -91,6 +91,14 @@ def test_what_no_policy_could_have_said_is_refused(messages: Sequence[Mapping[st
         demonstration_tokens(Chat(make_tokenizer()), Demonstration(messages), {})
 
 
+def test_a_demonstration_that_calls_a_tool_which_is_not_on_offer_is_refused_with_the_tools_that_are() -> None:
+    call = {"type": "function", "function": {"name": "prize", "arguments": "{}"}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    offered = {"echo": {"name": "echo", "description": "", "parameters": {"type": "object", "properties": {}}}}
+    with pytest.raises(RefusedError, match=r"message 1 calls the tool prize, and the tools on offer are echo"):
+        demonstration_tokens(Chat(make_tokenizer()), Demonstration(messages), offered)
+
+
 def test_what_follows_the_last_assistant_turn_is_left_away() -> None:
     chat = Chat(make_tokenizer())
     whole = [USER, {"role": "assistant", "content": "4"}]

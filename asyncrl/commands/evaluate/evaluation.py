@@ -116,11 +116,18 @@ def evaluate(
 def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
     """The folder of an evaluation. Unless run.name is set, its name has the step (or the model's name), the first file,
     and the number of attempts."""
-    evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
+    evaluated = _name_of(request.model) if steps is None else f"step-{steps:06d}"
     name = f"{evaluated}-{Path(request.data[0]).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):
         name = run.name
     return (request.run or Path(run.dir)) / "evaluations" / name
+
+
+def _name_of(model: str) -> str:
+    """The model's part of a folder's name. A run writes its model into a folder `model`, so it also has the run's
+    name."""
+    path = Path(model)
+    return f"{path.parent.name}-{path.name}" if path.name == "model" and path.parent.name else path.name
 
 
 def _described(

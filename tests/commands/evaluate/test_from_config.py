@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asyncrl.commands.evaluate.evaluation import requested
+from asyncrl.commands.evaluate.evaluation import _folder, requested
 from asyncrl.commands.evaluate.from_config import EvaluationRequest, require_same, without_training
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
+from asyncrl.config.schema import RunConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError
 from tests.helpers import make_task
@@ -103,3 +104,11 @@ def test_a_run_is_evaluated_on_its_own_held_out_tasks_unless_others_are_named(ru
     file.write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match="the file does not exist"):
         requested(str(run), None, 8, None, [], None)
+
+
+def test_the_models_of_two_runs_have_a_folder_each() -> None:
+    names = [
+        _folder(RunConfig(), EvaluationRequest(None, model, ["test.parquet"], 8, ()), None).name
+        for model in ("runs/sft/model", "runs/rl/model", "some/hub-name", "model")
+    ]
+    assert names == ["sft-model-test-n8", "rl-model-test-n8", "hub-name-test-n8", "model-test-n8"]
