@@ -62,7 +62,8 @@ def requested(
 def _held_out(run: Run | None, target: str) -> list[str]:
     """The held-out tasks of a run. Raises ConfigError: it has none, or a model is evaluated."""
     if run is None:
-        raise ConfigError(f"data: name the tasks on which the model {target} is evaluated; see docs/data.md")
+        absent = "" if Path(target).exists() else f" There is no folder {target}, so it is a name on the hub."
+        raise ConfigError(f"data: name the tasks on which the model {target} is evaluated; see docs/data.md.{absent}")
     sources = run.real_values()["data.eval"]
     if not sources:
         raise ConfigError(f"data: name tasks, since {run.folder} has no data.eval")
