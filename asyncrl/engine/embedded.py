@@ -39,7 +39,7 @@ from asyncrl.config.schema.engine import LARGEST_INTEGER
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
 from asyncrl.engine.graphed.opening import open_passes
 from asyncrl.engine.own_weights import OwnWeights
-from asyncrl.engine.passes import SampledRun
+from asyncrl.engine.passes import SampledTokens
 from asyncrl.engine.sampling import request_key
 from asyncrl.engine.scheduler import Request, Scheduler
 from asyncrl.errors import EngineError, WeightsError
@@ -354,7 +354,7 @@ class EmbeddedEngine:
     def _step(self) -> None:
         self._advance(lambda: self._passes.compute(self._scheduler.plan()))
 
-    def _advance(self, compute: Callable[[], list[SampledRun]]) -> None:
+    def _advance(self, compute: Callable[[], list[SampledTokens]]) -> None:
         """Add the tokens that `compute` returns to their requests. If it fails, the running requests fail."""
         try:
             self._append(compute())
@@ -363,7 +363,7 @@ class EmbeddedEngine:
             self._error_logger.exception(f"requests end with an error: {failed}", error)
             self._scheduler.fail_all(failed, waiting=False)
 
-    def _append(self, sampled: Sequence[SampledRun]) -> None:
+    def _append(self, sampled: Sequence[SampledTokens]) -> None:
         for slot, tokens, logprobs, alternatives in sampled:
             if math.isfinite(logprobs[-1]):
                 self._scheduler.append(slot, tokens, logprobs, self._version, alternatives)

@@ -19,7 +19,7 @@ from asyncrl.engine.sampling import most_likely, sample, uniforms
 from asyncrl.engine.scheduler import Slot, SlotChunk
 
 
-class SampledRun(NamedTuple):
+class SampledTokens(NamedTuple):
     """Neighbouring tokens that passes sampled for the sequence in `slot`, and for each of them the most likely tokens
     with their log-probs, or nothing if the request wants none.
 
@@ -62,7 +62,7 @@ class Passes:
         """Always false: each call of `compute` returns the tokens of its own pass."""
         return False
 
-    def settle(self) -> list[SampledRun]:
+    def settle(self) -> list[SampledTokens]:
         """Return no tokens: see `pending`."""
         return []
 
@@ -70,7 +70,7 @@ class Passes:
         """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
         self._cache.copy(source, slot, count)
 
-    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledRun]:
+    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledTokens]:
         """Compute one pass over the chunks, and sample a token for each sequence whose chunk reaches the sequence's
         end."""
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
@@ -90,7 +90,7 @@ class Passes:
         self.sampled += sum(map(math.isfinite, logprobs))
         slots = [work[index][0] for index in complete]
         found = zip(slots, tokens, logprobs, alternatives, strict=True)
-        return [SampledRun(slot, [token], [logprob], [others]) for slot, token, logprob, others in found]
+        return [SampledTokens(slot, [token], [logprob], [others]) for slot, token, logprob, others in found]
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Compute the log-probs float32[T - 1] of the T `tokens` after the first one, in the slot of the canary. The

@@ -158,12 +158,10 @@ def _placed(
     if launcher.is_one_machine() and settle_servers(engine, config.weights, config.model, episodes, placement):
         log.info("engine.server.per_gpu=%d: several servers on a GPU are faster here", engine.server.together)
         placement = place(config, placement.hosts)
-    settled = {"cluster.actors": config.cluster.actors, "actor.concurrency": config.actor.concurrency}
+    before = {"cluster.actors": config.cluster.actors, "actor.concurrency": config.actor.concurrency}
     if why := settle_actors(config.actor, config.cluster, engine, config.learner.batch_size, placement):
         log.info("%s", why)
         placement = place(config, placement.hosts)
-    else:
-        settled = {}
     settle(config.cluster, config.learner, placement)
     # `prepare` comes before `claim`, so that the configuration in the run's folder has the replay's addresses.
     addresses = RunAddresses.of(config)
@@ -178,7 +176,7 @@ def _placed(
     make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
     resumed = claim(config, run_dir)
     record_environment(run_dir)
-    addresses.record_left_open(given, settled)
+    addresses.record_left_open(given, before if why else {})
     if is_past_its_steps(config.learner.total_steps, run_dir):
         return None
     locations.run_identity(config.run, make=True)

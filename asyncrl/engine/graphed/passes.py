@@ -30,7 +30,7 @@ from asyncrl.engine.graphed.inputs import PassInputs, PassRows, PassShape, PassT
 from asyncrl.engine.graphed.norms import fuse_norms
 from asyncrl.engine.graphed.static_pass import StaticPass, StaticTensors
 from asyncrl.engine.graphed.unread import UnreadTokens
-from asyncrl.engine.passes import SampledRun
+from asyncrl.engine.passes import SampledTokens
 from asyncrl.engine.sampling import most_likely, uniforms
 from asyncrl.engine.scheduler import Slot, SlotChunk
 from asyncrl.modelling.attention import check_same_logits
@@ -126,7 +126,7 @@ class GraphedPasses:
         """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
         self._cache.copy(source, slot, count)
 
-    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledRun]:
+    def compute(self, work: Sequence[tuple[Slot, SlotChunk]]) -> list[SampledTokens]:
         """Start a pass over the chunks and the next token of each decoding sequence. Read the tokens of the pass
         before, and return the tokens of the sequences whose requests end."""
         earlier, self._started = self._started, None
@@ -137,11 +137,11 @@ class GraphedPasses:
             found = [] if earlier is None else self._read(earlier)
         return found
 
-    def settle(self) -> list[SampledRun]:
+    def settle(self) -> list[SampledTokens]:
         """Wait for the pass that has started, and return all tokens that no call has returned."""
         earlier, self._started = self._started, None
         ended = [] if earlier is None else self._read(earlier)
-        due = {run.slot.index for run in ended}
+        due = {each.slot.index for each in ended}
         slots = [slot for slot in compress(self._decoding.slots, self._decoding.present) if slot.index not in due]
         return [*ended, *filter(None, map(self._unread.hand_out, slots))]
 
@@ -206,7 +206,7 @@ class GraphedPasses:
         event.record()
         return event.synchronize
 
-    def _read(self, started: _Started) -> list[SampledRun]:
+    def _read(self, started: _Started) -> list[SampledTokens]:
         """Wait for the results, and leave out those of requests that have ended. Return the tokens of the sequences
         that are due, and of those that want alternatives."""
         started.done()
@@ -216,12 +216,12 @@ class GraphedPasses:
         logprobs = np.ascontiguousarray(results[:, 1]).view(np.float64)
         self.sampled += int(np.isfinite(logprobs).sum())
         due = self._unread.add(rows.indices[present], results[:, 0], logprobs)
-        if started.alternatives is None:
-            return list(filter(None, (self._unread.hand_out(slots[place]) for place in due)))
-        others = [list(compress(each.tolist(), present)) for each in started.alternatives]
-        pairs = list(zip(*others, strict=True))
-        wanting = {place for place, slot in enumerate(slots) if slot.request.wanted}
-        return list(filter(None, (self._unread.hand_out(slots[p], pairs[p : p + 1]) for p in sorted(wanting | {*due}))))
+        pairs: Sequence[tuple[list[int], list[float]]] = ()
+        if started.alternatives is not None:
+            pairs = list(zip(*(compress(each.tolist(), present) for each in started.alternatives), strict=True))
+            due = sorted({*due, *(place for place, slot in enumerate(slots) if slot.request.wanted)})
+        found = (self._unread.hand_out(slots[place], pairs[place : place + 1]) for place in due)
+        return list(filter(None, found))
 
     def _most_likely(self, temperatures: NDArray[np.float64], wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._tensors.logits[: len(temperatures)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.engine.passes import SampledRun
+from asyncrl.engine.passes import SampledTokens
 from asyncrl.engine.scheduler import Slot
 
 ROOM = 256
@@ -55,7 +55,7 @@ class UnreadTokens:
         due = stopped | (self._left[indices] == 0) | (places + 1 == ROOM) | ~np.isfinite(logprobs)
         return due.nonzero()[0].tolist()  # type: ignore[no-any-return]
 
-    def hand_out(self, slot: Slot, alternatives: Sequence[tuple[list[int], list[float]]] = ()) -> SampledRun | None:
+    def hand_out(self, slot: Slot, alternatives: Sequence[tuple[list[int], list[float]]] = ()) -> SampledTokens | None:
         """The tokens that the slot's request does not have yet; None if it has all. All of them but the last are
         computed."""
         index = slot.index
@@ -65,4 +65,4 @@ class UnreadTokens:
         self._counts[index] = 0
         slot.cached = len(slot.tokens) + count - 1
         tokens, logprobs = self._tokens[index, :count].tolist(), self._logprobs[index, :count].tolist()
-        return SampledRun(slot, tokens, logprobs, alternatives)
+        return SampledTokens(slot, tokens, logprobs, alternatives)

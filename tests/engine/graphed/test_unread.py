@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from asyncrl.engine.graphed.unread import ROOM, UnreadTokens
-from asyncrl.engine.passes import SampledRun
+from asyncrl.engine.passes import SampledTokens
 from asyncrl.engine.scheduler import Request, Slot
 
 
@@ -30,13 +30,13 @@ def test_a_sequence_is_due_at_one_of_its_own_stop_tokens_at_its_limit_and_where_
     assert added(unread, slots[1:2], [9], math.nan) == [0]
 
 
-def test_a_run_has_every_token_since_the_last_one_and_says_how_many_tokens_are_computed() -> None:
+def test_a_sequence_gets_every_token_since_the_last_time_and_all_but_the_newest_count_as_computed() -> None:
     unread, one = UnreadTokens(2), slot(1)
     unread.begin(one)
     assert unread.hand_out(one) is None
     for token in (9, 8, 2):
         added(unread, [one], [token])
-    assert unread.hand_out(one) == SampledRun(one, [9, 8, 2], [-1.0] * 3, ())
+    assert unread.hand_out(one) == SampledTokens(one, [9, 8, 2], [-1.0] * 3, ())
     # The newest token's keys are not computed yet.
     assert one.cached == 3 + 2
     assert unread.hand_out(one) is None
@@ -47,11 +47,11 @@ def test_a_long_turn_is_handed_out_in_parts_and_a_new_sequence_has_no_tokens_of_
     unread.begin(one)
     due = [added(unread, [one], [9]) for _ in range(ROOM)]
     assert due == [[]] * (ROOM - 1) + [[0]]
-    run = unread.hand_out(one)
-    assert run is not None
-    assert run.tokens == [9] * ROOM
+    found = unread.hand_out(one)
+    assert found is not None
+    assert found.tokens == [9] * ROOM
     added(unread, [one], [9])
     other = slot(0, limit=1)
     unread.begin(other)
     assert added(unread, [other], [9]) == [0]
-    assert unread.hand_out(other) == SampledRun(other, [9], [-1.0], ())
+    assert unread.hand_out(other) == SampledTokens(other, [9], [-1.0], ())
