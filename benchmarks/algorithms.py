@@ -41,7 +41,11 @@ from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from benchmarks.record import write_result
 
 GROUP, TURN = 8, 512
-PARAMETERS: dict[str, dict[str, Any]] = {"gdpo": {"weights": {"format": 1.0, "style": 1.0}}, "reject": {"high": 0.1}}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "gdpo": {"weights": {"format": 1.0, "style": 1.0}},
+    "reject": {"high": 0.1},
+    "vaco": {"delta": 0.1},
+}
 """The parameters of the advantages and corrections that need some."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from asyncrl.algorithms.advantages.base import Advantage
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.loss_streams import LossStream
+from asyncrl.algorithms.losses.base import Loss
 from asyncrl.algorithms.proximal import INTERPOLATED, names_before_updates
 
 
@@ -44,6 +45,16 @@ def missing_data(advantage: Advantage, *, step_scores: bool, group_size: int, de
         yield f"{setting} compares the members of a group: set learner.group_size above 1"
 
 
+def sampler_conflicts(loss: Loss) -> Iterator[str]:
+    """A message if a sampler's importance weights cannot multiply the advantages of this loss."""
+    if not loss.is_proportional:
+        yield (
+            "replay.sampler.kind=prioritised multiplies advantages by importance weights, but algorithm.loss="
+            f"{loss.name} trains log-ratios to be the advantages: set replay.sampler.kind=oldest, or "
+            "replay.sampler.beta=0"
+        )
+
+
 def _weight_conflicts(parts: Composition) -> Iterator[str]:
     weighing = [rule.name for rule in parts.corrections if rule.weighs]
     setting = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
@@ -51,7 +62,8 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
         yield f"{setting}: only one of them is allowed; use reject or veto for further bounds"
     for part, corrects in ((parts.loss, parts.loss.corrects), (parts.advantage, parts.advantage.uses_ratio)):
         if weighing and corrects:
-            yield f"{setting}, and algorithm.{part.kind}={part.name} does so itself: set algorithm.correction=[]"
+            named = f"algorithm.{part.kind}={part.name}"
+            yield f"{setting}, and {named} accounts for mu itself: set algorithm.correction=[]"
     names = [rule.name for rule in parts.corrections]
     if "normalise" in names and not any(rule.weighs for rule in parts.corrections[: names.index("normalise")]):
         yield "algorithm.correction normalise has no weights to normalise: put truncate or mask before it"

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.composition import Composition
-from asyncrl.algorithms.conflicts import conflicts, missing_data
+from asyncrl.algorithms.conflicts import conflicts, missing_data, sampler_conflicts
 from asyncrl.algorithms.demonstrations import DemonstrationLoss
 from asyncrl.algorithms.proximal import source_of
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
@@ -53,14 +53,24 @@ def label_needs(config: AlgorithmConfig) -> LabelNeeds:
     return composition_of(config).label_needs
 
 
-def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int, demonstrations: bool = False) -> None:
-    """Check that the algorithm fits the run: whether steps are scored, how large groups are, and whether they contain
-    demonstrations.
+def check(
+    config: AlgorithmConfig,
+    *,
+    step_scores: bool,
+    group_size: int,
+    demonstrations: bool = False,
+    weighted_samples: bool = False,
+) -> None:
+    """Check that the algorithm fits the run: whether steps are scored, how large groups are, whether they contain
+    demonstrations, and whether the sampler gives groups importance weights.
 
-    Raises ConfigError: the parts cannot be combined, or need data that the run does not have.
+    Raises ConfigError: the parts cannot be combined, or do not fit the data of the run.
     """
-    advantage = composition_of(config).advantage
-    _refuse(missing_data(advantage, step_scores=step_scores, group_size=group_size, demonstrations=demonstrations))
+    parts = composition_of(config)
+    missing = missing_data(
+        parts.advantage, step_scores=step_scores, group_size=group_size, demonstrations=demonstrations
+    )
+    _refuse([*missing, *(sampler_conflicts(parts.loss) if weighted_samples else ())])
 
 
 def _refuse(reasons: Iterable[str]) -> None:

@@ -121,8 +121,8 @@ def _rollouts(
 def _with_advantages(parts: Composition, rollouts: Rollouts) -> Tokens:
     estimate, view = parts.advantage(rollouts), rollouts.view
     priority = rollouts.episodes.priority
-    # The sampler's weights should multiply the loss. To multiply the advantages is the same, because every policy loss
-    # is proportional to the advantage.
+    # The sampler's weights should multiply the loss. To multiply the advantages is the same, because the policy losses
+    # are proportional to the advantage; `check` refuses a sampler with weights for any other loss.
     weighted = estimate.advantages if priority is None else estimate.advantages * view.by_sequence(priority)
     advantages = view.scatter(weighted.to(rollouts.dtype))
     returns = None if estimate.returns is None else view.scatter(estimate.returns.to(rollouts.dtype))

@@ -271,7 +271,7 @@ def test_the_optimal_token_baseline_of_a_member_alone_is_nothing(zero_tail):
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [("gpg rloo opo maxrl grpo_passk reinforce_pp_baseline", [0, 0, 0]), ("grpo dr_grpo", [0, 0.7, 0.7])],
+    [("gpg rloo opo oapl maxrl grpo_passk reinforce_pp_baseline", [0, 0, 0]), ("grpo dr_grpo", [0, 0.7, 0.7])],
 )
 def test_a_member_alone_in_its_group_gets_nothing_or_its_reward(names, expected):
     episodes, tokens = make_episodes([0.7], [0], lengths=torch.tensor([2])), make_tokens([[0, 1, 1]])

@@ -97,6 +97,20 @@ COMPOSITIONS = {
     "own stream": {"stream": [("rl", {"weight": 0.0}), f"{OWN}.Focal"], "correction": [], "loss": "gpg"},
     "otb by position": {"advantage": ("optimal_token_baseline", {"multi_turn": False, "zero_tail": False})},
     "dro": {"advantage": "reinforce_pp", "loss": "dro", "kl": ("k2", {"target": 0.01})},
+    "vespo": {"loss": "vespo", "correction": ["zero_variance"]},
+    "topr": {"loss": ("topr", {"level": "geometric"}), "correction": [], "aggregation": "seq-mean-token-mean"},
+    "oapl": {
+        "advantage": ("oapl", {"beta": 0.5}),
+        "loss": ("oapl", {"beta": 0.5}),
+        "correction": [],
+        "aggregation": "seq-mean-token-mean",
+    },
+    "luspo": {
+        "loss": ("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
+        "correction": [("truncate", {"level": "geometric"})],
+        "aggregation": "seq-mean-token-sum",
+    },
+    "vaco": {"advantage": "gae", "correction": [TRUNCATE, ("vaco", {"delta": 0.2})]},
 }
 SEEDS = st.integers(0, 10_000)
 each_composition = pytest.mark.parametrize("composition", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
@@ -236,7 +250,7 @@ def test_tokens_that_a_grammar_restricted_contribute_exactly_nothing_whatever_th
         assert ours[~free].count_nonzero() == 0
 
 
-@pytest.mark.parametrize("name", ["grpo", "gmpo", "clip_cov", "kl_cov", "remax", "dro"])
+@pytest.mark.parametrize("name", ["grpo", "gmpo", "clip_cov", "kl_cov", "remax", "dro", "vespo", "topr", "oapl"])
 @given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf]))
 @settings(max_examples=5, deadline=None)
 def test_rejected_tokens_contribute_exactly_nothing_even_where_the_policy_is_not_finite(name, seed, junk):

@@ -121,7 +121,7 @@ def test_each_aggregation_counts_its_tokens_as_it_counts_those_of_other_members(
     assert gradient == pytest.approx([sampled, sampled, 0, 0, -shown, -shown, -shown], abs=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "sapo", "gmpo", "reinforce", "kl_cov", "dro"])
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "sapo", "gmpo", "reinforce", "dro", "vespo", "oapl"])
 @pytest.mark.parametrize(
     "correction",
     [

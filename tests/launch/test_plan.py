@@ -225,6 +225,14 @@ def test_step_scores_that_something_reads_are_taken(words: list[str]) -> None:
     check_algorithm(read([*WORDS, "scoring.steps=my.steps", *words], names_missing_data=False))
 
 
+def test_a_sampler_with_importance_weights_is_refused_for_a_loss_that_is_a_regression() -> None:
+    words = ["algorithm=oapl", "replay.sampler.kind=prioritised"]
+    with pytest.raises(ConfigError, match=r"set replay\.sampler\.kind=oldest, or replay\.sampler\.beta=0"):
+        check_algorithm(read([*WORDS, *words], names_missing_data=False))
+    check_algorithm(read([*WORDS, *words, "replay.sampler.beta=0"], names_missing_data=False))
+    check_algorithm(read([*WORDS, "algorithm=vespo", words[1]], names_missing_data=False))
+
+
 GAMES = "tests.tools.environments.games"
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Reduce
-from asyncrl.algorithms.log_ratios import clamp_log
+from asyncrl.algorithms.log_ratios import at_level, clamp_log
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 
@@ -87,9 +87,11 @@ class Loss(Part):
     """Base of the policy losses.
 
     - `sequence_level`: it has one ratio per sequence, so corrections must not treat tokens of a sequence differently.
-    - `corrects`: it multiplies by pi_theta / mu itself, so no correction may set weights.
+    - `corrects`: it accounts for mu itself, mostly by pi_theta / mu, so no correction may set weights.
     - `selects`: it selects tokens for special treatment before the updates.
     - `reads_proximal`: it reads the ratio r, or other values of the proximal policy.
+    - `is_proportional`: the advantage is a factor of the loss (a penalty may be added), so a sampler's importance
+      weights may multiply the advantage. A regression to the advantage has no such factor.
     """
 
     kind = "loss"
@@ -97,6 +99,7 @@ class Loss(Part):
     corrects: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     reads_proximal: ClassVar[bool] = True
+    is_proportional: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, updates: Updates) -> TokenLosses:
@@ -136,6 +139,12 @@ class DualClippedLoss(ClippedLoss):
         if self.dual_clip is not None:
             losses, marks["dual"] = dual_clipped(losses, advantages, self.dual_clip)
         return TokenLosses(losses, marks)
+
+
+def log_behaviour_ratio(updates: Updates, level: str) -> Tensor:
+    """float[M]: log(pi_theta / mu) over the span that `level` names (see LEVEL_MEANING), clamped and without
+    gradient."""
+    return at_level(clamp_log(updates.logprobs.detach() - updates.behaviour), updates.view, level)
 
 
 def capped_ratio(updates: Updates, cap: float) -> Tensor:

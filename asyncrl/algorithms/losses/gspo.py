@@ -13,7 +13,8 @@ class Gspo(DualClippedLoss):
     log pi_theta
     Use: for mixture-of-experts models and for long sequences, where the ratios of single tokens are noise; choose
     aggregation seq-mean-token-mean
-    Source: Group Sequence Policy Optimization, 2025
+    Source: Group Sequence Policy Optimization, 2025; with aggregation seq-mean-token-sum, it is LUSPO (preset luspo):
+    Length-Unbiased Sequence Policy Optimization: Revealing and Controlling Response Length Variation in RLVR, 2026
     Caveat: the ratios of sequences are close to 1, so the bounds are hundreds of times narrower than in ppo.
     Corrections must have level sequence or geometric.
     """

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from asyncrl.algorithms.log_ratios import LEVEL_MEANING, LEVELS, at_level, clamp_log
-from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.log_ratios import LEVEL_MEANING, LEVELS
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates, log_behaviour_ratio
 from asyncrl.algorithms.parts import param
 
 
@@ -23,7 +23,6 @@ class Reinforce(Loss):
     cap: float = param(2.0, "largest ratio that is used as a weight", "(0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
-        log_ratio = clamp_log(updates.logprobs.detach() - updates.behaviour)
-        ratio = at_level(log_ratio, updates.view, self.level).exp()
+        ratio = log_behaviour_ratio(updates, self.level).exp()
         weights = ratio.clamp(max=self.cap)
         return TokenLosses(-weights * updates.advantages * updates.logprobs, {"high": ratio > self.cap})

@@ -31,6 +31,7 @@ def check_algorithm(config: TrainConfig) -> None:
         or (parts.advantage.needs_steps and may_reward_turns(config.actor)),
         group_size=config.learner.group_size,
         demonstrations=config.data.demonstration is not None,
+        weighted_samples=config.replay.sampler.kind == "prioritised" and config.replay.sampler.beta > 0,
     )
     read = parts.label_needs.scores
     if unknown := [name for name in read if not may_give(config.scoring, name)]:
