@@ -16,10 +16,12 @@ MODES = {
     "sequence_mask": ("mask", "sequence"),
 }
 """Maps each mode of importance sampling in TRL to our correction and its level."""
-MEANS_OF_SEQUENCES = ("grpo", "sapo", "luspo")
+MEANS_OF_SEQUENCES = ("grpo", "sapo")
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 BY_TOKEN = ("cispo", "sapo")
 """Losses that have a ratio for each token, but none for a whole sequence."""
+VESPO = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
+"""The parameters of the loss `vespo`. TRL's have the prefix `vespo_`."""
 
 
 def _advantage(source: TrlConfig) -> Iterator[Setting | str]:
@@ -51,8 +53,8 @@ def _clips(source: TrlConfig) -> dict[str, float]:
 
 
 def _by_sequence(source: TrlConfig) -> bool:
-    """True if the loss has one ratio for each sequence."""
-    return source["importance_sampling_level"] == "sequence" and source["loss_type"] not in BY_TOKEN
+    """True if the loss has one ratio for each sequence, and clips it."""
+    return source["importance_sampling_level"] == "sequence" and source["loss_type"] not in (*BY_TOKEN, "vespo")
 
 
 def _loss(source: TrlConfig) -> Iterator[Setting | str]:
@@ -65,13 +67,18 @@ def _loss(source: TrlConfig) -> Iterator[Setting | str]:
             "algorithm.loss",
             part("sapo", tau_pos=source["sapo_temperature_pos"], tau_neg=source["sapo_temperature_neg"]),
         )
+    elif kind == "vespo":
+        yield "algorithm.loss", part("vespo", **{name: source[f"vespo_{name}"] for name in VESPO})
     elif _by_sequence(source):
         yield "algorithm.loss", part("gspo", **_clips(source))
     else:
         yield "algorithm.loss", part("ppo", **_clips(source), dual_clip=source["delta"])
-    if kind == "luspo":
-        yield "loss_type=luspo: the loss of a sequence is not multiplied by its length here"
-    elif kind not in (*CLIPPED, *BY_TOKEN):
+    if kind == "luspo" and not _by_sequence(source):
+        yield (
+            "loss_type=luspo: without importance_sampling_level=sequence, TRL averages over padded tokens; asyncrl "
+            "adds the losses of a sequence's own tokens"
+        )
+    elif kind not in (*CLIPPED, *BY_TOKEN, "vespo"):
         instead = "gspo" if _by_sequence(source) else "ppo"
         yield f"loss_type={kind}: asyncrl lacks this loss and uses {instead} (docs/algorithms.md lists all)"
     level = source["importance_sampling_level"]
@@ -83,6 +90,9 @@ def _aggregation(source: TrlConfig) -> Iterator[Setting | str]:
     kind = source["loss_type"]
     if kind == "dr_grpo":
         yield "algorithm.aggregation", part("seq-mean-token-sum-norm", norm=source["max_completion_length"])
+    elif kind == "luspo":
+        # GSPO averages over the tokens of a sequence. Times its length, this is the sum.
+        yield "algorithm.aggregation", part("seq-mean-token-sum")
     else:
         yield "algorithm.aggregation", part("seq-mean-token-mean" if kind in MEANS_OF_SEQUENCES else "token-mean")
 
@@ -98,7 +108,11 @@ def _kl(source: TrlConfig) -> Iterator[Setting | str]:
 def _correction(source: TrlConfig) -> Iterator[Setting | str]:
     by_sequence = _by_sequence(source)
     corrects = source["use_vllm"] and source["vllm_importance_sampling_correction"]
-    if corrects:
+    if source["loss_type"] == "vespo":
+        corrections = []
+        if corrects:
+            yield "loss_type=vespo: its weight has the exact ratio to the engine's policy, which TRL truncates or masks"
+    elif corrects:
         name, level = MODES.get(source["vllm_importance_sampling_mode"], ("truncate", "token"))
         cap = source["vllm_importance_sampling_cap"] or source["vllm_importance_sampling_clip_max"]
         high, low = cap or float("inf"), source["vllm_importance_sampling_clip_min"] or 0.0
@@ -136,15 +150,17 @@ ROWS: tuple[Row, ...] = (
         "loss_type",
         "`algorithm.loss`, `algorithm.aggregation`",
         "dapo",
-        "`grpo`, `bnpo`, `dapo` and `dr_grpo` become `ppo` with the aggregation of the same method; `cispo` and `sapo` "
-        "keep their names. A loss that asyncrl lacks becomes `ppo` or `gspo`, and the report names it.",
+        "`grpo`, `bnpo`, `dapo` and `dr_grpo` become `ppo` with the aggregation of the same method; `luspo` becomes "
+        "`gspo` with `seq-mean-token-sum`; `cispo`, `sapo` and `vespo` keep their names. A loss that asyncrl lacks "
+        "becomes `ppo` or `gspo`, and the report names it.",
         _loss,
     ),
     made(
         "importance_sampling_level",
         "`algorithm.loss`, `algorithm.aggregation`",
         "token",
-        "`sequence` becomes the loss `gspo`, except with `cispo` and `sapo`, whose ratios belong to tokens.",
+        "`sequence` becomes the loss `gspo`, except with `vespo`, and with `cispo` and `sapo`, whose ratios belong to "
+        "tokens.",
         _aggregation,
     ),
     used(
@@ -159,6 +175,10 @@ ROWS: tuple[Row, ...] = (
     used("delta", "`algorithm.loss.params.dual_clip`", None, "The largest ratio of a token with a negative advantage."),
     used("sapo_temperature_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
     used("sapo_temperature_neg", "`algorithm.loss`", 1.05, "`tau_neg` of `sapo`."),
+    used("vespo_k_pos", "`algorithm.loss`", 2.0, "`k_pos` of `vespo`."),
+    used("vespo_lambda_pos", "`algorithm.loss`", 3.0, "`lambda_pos` of `vespo`."),
+    used("vespo_k_neg", "`algorithm.loss`", 3.0, "`k_neg` of `vespo`."),
+    used("vespo_lambda_neg", "`algorithm.loss`", 2.0, "`lambda_neg` of `vespo`."),
     made(
         "beta",
         "`algorithm.kl.params.weight`, `algorithm.kl`",
@@ -186,11 +206,6 @@ ROWS: tuple[Row, ...] = (
     used(f"{VLLM}_clip_min", "`algorithm.correction`", None, "`floor` of `truncate`, or `low` of `mask`."),
     used(f"{VLLM}_cap", "`algorithm.correction`", None, "An older name of `vllm_importance_sampling_clip_max`."),
     used("off_policy_mask_threshold", "`algorithm.correction`", None, "Adds `opsm` with this `delta`."),
-    none(
-        "",
-        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-        "asyncrl lacks the loss `vespo`; docs/algorithms.md lists all losses.",
-    ),
     none(
         "",
         "mask_truncated_completions",

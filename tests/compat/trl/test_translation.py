@@ -253,15 +253,35 @@ def test_a_script_of_deep_nesting_is_refused(tmp_path: Path) -> None:
         read_trl(file, [])
 
 
-@pytest.mark.parametrize(("loss", "ours"), [("vespo", "gspo"), ("grpo", "gspo"), ("cispo", "cispo"), ("sapo", "sapo")])
+@pytest.mark.parametrize(("loss", "ours"), [("later", "gspo"), ("grpo", "gspo"), ("cispo", "cispo"), ("sapo", "sapo")])
 def test_ratios_of_sequences_are_translated_or_reported(loss: str, ours: str) -> None:
     result = translate({"loss_type": loss, "importance_sampling_level": "sequence"})
     assert result.settings["algorithm.loss"]["name"] == ours
     assert has(result.differs, "importance_sampling_level=sequence: left out") == (ours != "gspo")
-    assert has(result.differs, "loss_type=vespo", "uses gspo") == (loss == "vespo")
+    assert has(result.differs, "loss_type=later", "uses gspo") == (loss == "later")
     [correction] = result.settings["algorithm.correction"]
     assert correction["params"]["level"] == ("geometric" if ours == "gspo" else "token")
     assert has(translate({"importance_sampling_level": "word"}).differs, "importance_sampling_level=word: left out")
+
+
+def test_luspo_is_gspo_with_the_sums_of_its_sequences() -> None:
+    result = translate({"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_high": 0.3})
+    assert result.settings["algorithm.loss"] == {"name": "gspo", "params": {"clip_low": 0.2, "clip_high": 0.3}}
+    assert result.settings["algorithm.aggregation"] == {"name": "seq-mean-token-sum"}
+    assert not has(result.differs, "loss_type=luspo")
+    assert has(translate({"loss_type": "luspo"}).differs, "loss_type=luspo: without importance_sampling_level")
+
+
+@pytest.mark.parametrize("uses_vllm", [True, False])
+def test_vespo_keeps_its_name_and_weighs_by_the_exact_ratio(uses_vllm: bool) -> None:
+    result = translate(
+        {"loss_type": "vespo", "vespo_k_neg": 2.5, "use_vllm": uses_vllm, "off_policy_mask_threshold": 0.5}
+    )
+    params = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 2.5, "lambda_neg": 2.0}
+    assert result.settings["algorithm.loss"] == {"name": "vespo", "params": params}
+    assert result.settings["algorithm.aggregation"] == {"name": "token-mean"}
+    assert result.settings["algorithm.correction"] == [{"name": "opsm", "params": {"delta": 0.5}}]
+    assert has(result.differs, "loss_type=vespo: its weight has the exact ratio") == uses_vllm
 
 
 @pytest.mark.slow

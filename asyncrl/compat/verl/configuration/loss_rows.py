@@ -66,10 +66,11 @@ def _loss(source: VerlConfig) -> Iterator[Setting | str]:
         case _ if mode in RATIOS:
             yield "algorithm.loss", part(RATIOS[mode], clip_low=low, clip_high=high)
         case _:
-            # A run refuses this name. A default in its place would train with another algorithm.
+            # A default in place of the name would train with another algorithm.
             yield "algorithm.loss", part(str(mode))
             yield (
-                f"{POLICY_LOSS}.loss_mode={mode}: asyncrl has no loss of this name (docs/algorithms.md lists all; one "
+                f"{POLICY_LOSS}.loss_mode={mode}: the translation does not know this loss of verl. A run uses "
+                "asyncrl's loss of this name with its defaults, or refuses the name (docs/algorithms.md lists all; one "
                 "of your own is named by its path, as module.Class)"
             )
 
@@ -121,8 +122,8 @@ ROWS = (
         f"{POLICY_LOSS}.loss_mode",
         "`algorithm.loss`",
         "vanilla",
-        "`vanilla` becomes `ppo`, `geo_mean` becomes `gmpo`; other losses have the same name. The name of a loss that "
-        "asyncrl lacks is kept, so that a run refuses it.",
+        "`vanilla` becomes `ppo`, `geo_mean` becomes `gmpo`; other losses have the same name. A name that the "
+        "translation does not know is kept: a run uses asyncrl's loss of this name, or refuses the name.",
         _loss,
     ),
     used(
