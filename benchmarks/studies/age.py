@@ -46,6 +46,20 @@ CORRECTIONS: dict[str, Settings] = {
     ),
     "cispo": correction(TRUNCATE, loss={"name": "cispo"}),
     "dppo": correction(loss={"name": "dppo_tv"}, proximal="behaviour"),
+    "luspo": correction(
+        GEOMETRIC,
+        loss={"name": "gspo", "params": {"clip_low": 2e-3, "clip_high": 2.5e-3}},
+        aggregation={"name": "seq-mean-token-sum"},
+    ),
+    "vespo": correction(loss={"name": "vespo"}, proximal="behaviour"),
+    "topr": correction(loss={"name": "topr"}, proximal="behaviour", aggregation={"name": "seq-mean-token-mean"}),
+    "oapl": correction(
+        advantage={"name": "oapl"},
+        loss={"name": "oapl"},
+        proximal="behaviour",
+        aggregation={"name": "seq-mean-token-mean"},
+    ),
+    "vaco": correction(TRUNCATE, {"name": "vaco", "params": {"delta": 0.2}}),
     "vtrace": {
         **correction(advantage={"name": "vtrace"}, loss={"name": "gpg"}, proximal="recompute"),
         "algorithm.value": {"name": "clipped", "params": {"clip": None}},
@@ -54,8 +68,8 @@ CORRECTIONS: dict[str, Settings] = {
     },
 }
 
-"""Settings of each correction. A step has two updates, so all but `interpolate`, `ppo` and `dppo` take their ratios to
-a recomputed policy."""
+"""Settings of each correction. A step has two updates, so all but `interpolate`, `ppo`, `dppo`, `vespo`, `topr` and
+`oapl` take their ratios to a recomputed policy."""
 
 STUDY = Study(
     name="age",

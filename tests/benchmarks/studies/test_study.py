@@ -52,7 +52,7 @@ def test_rates_that_other_studies_take_are_those_that_age_has_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["icepop", "opsm", "dppo"])
+@pytest.mark.parametrize("name", ["icepop", "opsm", "dppo", "luspo", "vespo", "topr", "oapl"])
 def test_a_preset_named_as_a_level_of_age_is_the_same_algorithm(name: str) -> None:
     needed = ["model.path=m", "data.train=x", "scoring.rule=exact_number"]
     preset = read([*needed, f"algorithm={name}"], names_missing_data=False)
