@@ -28,6 +28,9 @@ AT_ONCE = 2
 
 logger = logging.getLogger(__name__)
 
+OPENING_S = 30.0
+"""The time in which the learner must have reached its own store. A busy machine may need longer for this than a request
+may wait."""
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -37,15 +40,17 @@ def gpu_of(device: torch.device) -> str:
 
 
 def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
-    """Open the learner's store on a free port. The store listens only at `host`. Returns the store and the port."""
+    """Open the learner's store on a free port. The store listens only at `host`. Requests to it wait for at most
+    `timeout_s`. Returns the store and the port."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.bind((host, 0))
     listening.listen()
     port: int = listening.getsockname()[1]
-    wait = timedelta(seconds=timeout_s)
+    opening = timedelta(seconds=OPENING_S)
     store = dist.TCPStore(
-        host, port, None, True, wait, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=True
+        host, port, None, True, opening, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=True
     )
+    store.set_timeout(timedelta(seconds=timeout_s))
     return store, port
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -202,7 +203,9 @@ def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
     ours, theirs = results[0][1].summary(sums), algorithm.summary(expected[2])
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        assert ours[name] == pytest.approx(value, rel=100 * tolerance, abs=10 * tolerance), name
+        # The root of a variance that is only rounding is far larger than the rounding.
+        rounding = math.sqrt(tolerance) if name.endswith("/std") else 10 * tolerance
+        assert ours[name] == pytest.approx(value, rel=100 * tolerance, abs=rounding), name
 
 
 @pytest.mark.slow

@@ -86,6 +86,15 @@ def values(folders: list[Path], path: str) -> Any:
     return json.loads(body)
 
 
+def table(folders: list[Path]) -> Any:
+    """The table of all runs. An answer on a slow machine may have only one run more than the answer before."""
+    status, _, body = answers(folders, ["/api/table"] * len(folders))[-1]
+    found = json.loads(body)
+    assert status == 200, body
+    assert found["complete"]
+    return found
+
+
 @contextmanager
 def dashboard(*folders: Path, options: Sequence[str] = (), browser: str = "true") -> Iterator[str]:
     """The address of the page, which `asyncrl dashboard` serves as long as the block lasts. Fails unless a Ctrl-C then
