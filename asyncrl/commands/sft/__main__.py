@@ -37,6 +37,7 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.claim import changes_of, claim, is_finished
 from asyncrl.launch.local import LEARNER
 from asyncrl.launch.ownership import exclusively, stop_of_start
+from asyncrl.launch.preflight.learning import warn_of_large_rates
 from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_tokenizer
 from asyncrl.launch.processes import ROLE_ENVIRONMENT, role_command, this_host
 from asyncrl.launch.role_process import RoleCommand
@@ -73,6 +74,7 @@ def run(config: TrainConfig) -> None:
         from asyncrl.episode.from_config import prepare_demonstrations
 
         log.info("checking the models and the demonstrations before anything starts")
+        warn_of_large_rates(config.model, config.critic, config.implicit, learner)
         _check_models(config.model, config.critic, config.implicit, config.scoring, learner.optimizer)
         shown = prepare_demonstrations(config, config.data.train, asked)
         if config.data.eval:

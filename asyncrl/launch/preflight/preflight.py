@@ -18,7 +18,7 @@ from asyncrl.errors import ConfigError, DataError, StoreError, ToolError
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.episode import ManagerTrial
 from asyncrl.launch.preflight.grammars import check_grammars
-from asyncrl.launch.preflight.learning import check_learning
+from asyncrl.launch.preflight.learning import check_learning, warn_of_large_rates
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import (
     check_adapters,
@@ -85,6 +85,7 @@ def preflight(
             found.check(partial(check_ports, config.network, learner, config.replay.shards))
             found.check(partial(check_devices, config))
             warn_of_silent_servers(config.engine)
+        warn_of_large_rates(config.model, config.critic, config.implicit, learner)
         found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
         with found.collected():
             check_algorithm(config)
