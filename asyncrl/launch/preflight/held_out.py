@@ -23,9 +23,9 @@ COMPARED = 20_000
 def warn_of_shared_tasks(train: Sequence[str], held_out: Sequence[str] | None, files: Sequence[TaskFile]) -> None:
     """Log a warning if `data.eval` names the sources of `data.train`, or if tasks of both have the same prompt.
 
-    `files` has the tasks of `data.train`, and then those of `data.eval` if its sources are others. Of a large file, only
-    COMPARED tasks are read, evenly spread over its rows. A prompt that several held-out tasks have is not compared, since
-    something else tells these tasks apart, such as their environment.
+    `files` has the tasks of `data.train`, and then those of `data.eval` if its sources are others. Of a large file,
+    only COMPARED tasks are read, evenly spread over its rows. A prompt that several held-out tasks have is not
+    compared, since something else tells these tasks apart, such as their environment.
     """
     if held_out is not None and list(held_out) == list(train):
         log.warning(
@@ -41,8 +41,8 @@ def warn_of_shared_tasks(train: Sequence[str], held_out: Sequence[str] | None, f
         return
     read = min(COMPARED, len(compared))
     log.warning(
-        "data.eval: %d of %d held-out tasks have the prompt of a training task%s, so evaluations show memory, too. Leave "
-        "these tasks out of one of the two",
+        "data.eval: %d of %d held-out tasks have the prompt of a training task%s, so evaluations show memory, too. "
+        "Leave these tasks out of one of the two",
         *(len(shared), read, _note(training, compared)),
     )
 
