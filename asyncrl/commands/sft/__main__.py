@@ -25,6 +25,7 @@ from asyncrl.config.refusals import ELSEWHERE
 from asyncrl.config.schema import (
     ClusterConfig,
     CriticConfig,
+    DataConfig,
     ImplicitConfig,
     LearnerConfig,
     ModelConfig,
@@ -63,7 +64,7 @@ def run(config: TrainConfig) -> None:
     Raises StoppedError: a signal or `asyncrl stop` came. Raises RunFailedError: the process failed too often.
     """
     stop, learner, run_dir = process.stop_on_signals(), config.learner, locations.run_dir(config.run)
-    _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
+    _refuse(run_dir, learner.nodes, config.data, config.algorithm.sft)
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
         changes_of(values_of(config), run_dir)  # Refuse fixed keys that changed, before rendering.
@@ -128,14 +129,19 @@ def _settle(cluster: ClusterConfig) -> None:
         cluster.learner_threads = max(1, int(host.cpus) // cluster.learner_ranks)
 
 
-def _refuse(run_dir: Path, nodes: int, dataset: str | None, sft: SftConfig) -> None:
+def _refuse(run_dir: Path, nodes: int, data: DataConfig, sft: SftConfig) -> None:
     """Raises ConfigError: a setting works only in `asyncrl train`, or the folder holds a run of `asyncrl train`."""
     if nodes > 1:
         raise ConfigError(
             f"learner.nodes={nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its number of GPUs"
         )
-    if dataset is not None:
-        raise ConfigError(f"data.dataset={dataset}: fine-tuning needs files of demonstrations: name them in data.train")
+    if data.dataset is not None:
+        raise ConfigError(
+            f"data.dataset={data.dataset}: fine-tuning needs files of demonstrations: name them in data.train"
+        )
+    for key, limit in (("data.limit", data.limit), ("data.eval_limit", data.eval_limit)):
+        if limit is not None:
+            raise ConfigError(f"{key}={limit} counts tasks, and fine-tuning reads all demonstrations: leave it out")
     if sft.path:
         raise ConfigError("algorithm.sft.path is for `asyncrl train`: name the demonstrations in data.train")
     if store_folders(run_dir):

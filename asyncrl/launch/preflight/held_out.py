@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import xxhash
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ def warn_of_shared_tasks(train: Sequence[str], held_out: Sequence[str] | None, f
             "data.eval names the same sources as data.train: every held-out task is a training task, so evaluations "
             "show memory, too. Name other tasks, or leave data.eval out with learner.eval_every=0"
         )
+        return
     if not held_out or len(files) < 2:
         return
     training, compared = files
@@ -54,5 +54,5 @@ def _note(*files: TaskFile) -> str:
 
 def _digests(tasks: TaskFile) -> Iterator[int]:
     """Yield a digest of the prompt of each compared task."""
-    for row in np.linspace(0, len(tasks) - 1, min(COMPARED, len(tasks))).astype(int).tolist():
-        yield xxhash.xxh3_64_intdigest(msgspec.json.encode(tasks[row].messages))
+    for task in tasks.spread(COMPARED):
+        yield xxhash.xxh3_64_intdigest(msgspec.json.encode(task.messages))

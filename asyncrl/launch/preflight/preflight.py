@@ -18,6 +18,7 @@ from asyncrl.errors import ConfigError, DataError, StoreError, ToolError
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.episode import ManagerTrial
 from asyncrl.launch.preflight.grammars import check_grammars
+from asyncrl.launch.preflight.held_out import warn_of_shared_tasks
 from asyncrl.launch.preflight.learning import check_learning, warn_of_large_rates
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import (
@@ -100,6 +101,8 @@ def preflight(
             prepare = partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None
             rows = RowChecks(actor, scoring, tasks, open_own_chat, managers, measure, prepare)
             rows.run(files, trial, found, stop)
+        if trains and not found.any:  # An evaluation reads its tasks as training tasks, too.
+            warn_of_shared_tasks(config.data.train, config.data.eval, files)
     found.raise_all()
 
 
@@ -110,7 +113,7 @@ def _task_files(
     missing: Collection[str],
     found: Problems,
 ) -> list[TaskFile]:
-    """Return the tasks of data.train and data.eval that can be read. If both are the same files, they are returned only
+    """Return the tasks of data.train and data.eval that can be read. If both are the same tasks, they are returned only
     once.
 
     `make` makes the tasks of sources that roles cannot read themselves. `read` has the tasks that were read before.
@@ -120,11 +123,11 @@ def _task_files(
         with found.collected():
             if key in read:
                 files.append(read[key])
-            elif sources and key not in missing and not (files and sources == tasks.data.train):
+            elif sources and key not in missing and not (files and tasks.data.evaluates_training_tasks):
                 if found.any and tasks.made_file(sources) is not None:
                     continue
                 make(sources)
-                files.append(tasks.all(sources))
+                files.append(tasks.all(sources, held_out=key == "data.eval"))
     return files
 
 

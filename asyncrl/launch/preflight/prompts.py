@@ -65,9 +65,7 @@ def check_room(actor: ActorConfig, chat: Chat, tasks: TaskFile, stop: threading.
     from asyncrl.tools.offered import Offer
     from asyncrl.tools.prompts import measured
 
-    kept = np.zeros(len(tasks), np.bool_)
-    kept[np.linspace(0, len(tasks) - 1, min(SAMPLED, len(tasks))).astype(int)] = True
-    sample = tasks.left(kept)
+    sample = tasks.spread(SAMPLED)
     lengths = measured(chat, Offer(actor), sample, stop)
     too_long = np.flatnonzero(lengths >= actor.max_tokens)
     if not too_long.size:
@@ -119,8 +117,8 @@ def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> No
     from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks
 
-    for sources in (config.data.train, config.data.eval):
+    for sources, held_out in ((config.data.train, False), (config.data.eval, True)):
         if sources:
             make_tasks(config, sources, anew=False)
             if config.data.filter_overlong:
-                prompt_lengths(config, stop, run_tasks(config).all(sources))
+                prompt_lengths(config, stop, run_tasks(config).all(sources, held_out))

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from asyncrl.config.schema import ActorConfig, ScoringConfig
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
 from asyncrl.launch.preflight.episode import ManagerTrial, check_episodes
-from asyncrl.launch.preflight.held_out import warn_of_shared_tasks
 from asyncrl.launch.preflight.problems import Problems
 from asyncrl.launch.preflight.prompts import check_prompts, check_room
 from asyncrl.launch.preflight.trial import TrialProcess
@@ -48,7 +47,6 @@ class RowChecks:
         self, files: Sequence[TaskFile], trial: TrialProcess, found: Problems, stop: threading.Event | None
     ) -> None:
         """Run the checks with the rows of `files`. `trial` plays trial episodes. Problems go to `found`."""
-        warn_of_shared_tasks(self.tasks.data.train, self.tasks.data.eval, files)
         with found.collected(), closing(self.open_managers()) as managers:
             check_episodes(self.actor, self.scoring, files, trial, managers)
         if self.prepare is not None:

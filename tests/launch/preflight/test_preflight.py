@@ -123,6 +123,10 @@ def test_held_out_tasks_that_are_training_tasks_are_warned_of(tmp_path: Path, ca
     config.data.eval = [str(tmp_path / "other.parquet")]
     start(config)
     assert "data.eval: 1 of 1 held-out tasks have the prompt of a training task" in caplog.text
+    caplog.clear()
+    config.learner.steps = 0
+    start(config)
+    assert "held-out" not in caplog.text, "an evaluation trains on none of its tasks"
 
 
 def test_a_source_that_is_a_run_and_not_its_replay_folder_does_not_start(tmp_path: Path):

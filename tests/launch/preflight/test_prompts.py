@@ -111,6 +111,30 @@ def test_of_many_prompts_an_even_sample_is_measured(config: TrainConfig, monkeyp
         check_room(config.actor, open_chat(config), TaskFile(config.data.train))
 
 
+def test_limits_choose_tasks_before_long_prompts_are_left_out(config: TrainConfig) -> None:
+    config.data.limit, config.data.eval_limit = 3, 2
+    config.data.eval = config.data.train
+    tasks = run_tasks(config)
+    assert [task.id for task in tasks.usable(config.data.train)] == [f"test/tasks/{row}" for row in (0, 2, 4)]
+    assert [task.id for task in tasks.usable(config.data.eval, held_out=True)] == ["test/tasks/0", "test/tasks/4"]
+    config.data.limit, config.data.filter_overlong = 5, True
+    prepare_data(config)
+    tasks = run_tasks(config)
+    assert [task.id for task in tasks.usable(config.data.train)] == [f"test/tasks/{row}" for row in (0, 2, 4)]
+    assert len(tasks.usable(config.data.eval, held_out=True)) == 2
+    assert len(list((Path(config.run.dir) / "run" / "prompt_lengths").iterdir())) == 2
+
+
+def test_long_prompts_that_a_limit_leaves_out_are_not_refused(config: TrainConfig) -> None:
+    config.data.limit = 3
+    check_prompts(config.data, run_tasks(config).all(config.data.train), partial(prompt_lengths, config, None))
+
+
+def test_a_limit_of_held_out_tasks_needs_held_out_tasks(config: TrainConfig) -> None:
+    config.data.eval_limit = 3
+    assert any(each.startswith("data.eval_limit=3 with data.eval=null") for each in refusals(config))
+
+
 def test_a_signal_ends_the_measuring(config: TrainConfig) -> None:
     stop = threading.Event()
     stop.set()
