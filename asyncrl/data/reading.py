@@ -106,7 +106,7 @@ class TaskFile(Sequence[Task]):
         return selected
 
     def spread(self, count: int) -> TaskFile:
-        """The tasks; if there are more than `count`, `count` of them, evenly spread over the rows. Ids do not change."""
+        """The tasks, or if there are more than `count`, so many of them, evenly spread over the rows. Ids stay."""
         kept = np.zeros(len(self), np.bool_)
         kept[np.linspace(0, len(self) - 1, min(count, len(self))).astype(int)] = True
         return self.left(kept)
