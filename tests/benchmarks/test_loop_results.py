@@ -63,7 +63,8 @@ def measured(tmp_path: Path) -> Path:
 def test_the_name_has_servers_and_weights_mode_where_they_are_not_the_default(
     gpus: int, words: list[str], expected: str
 ) -> None:
-    options = parse(["--python", "python", "--size", "0.6B", "--gpus", "0", *words])
+    python = [] if "embedded" in words else ["--python", "python"]
+    options = parse([*python, "--size", "0.6B", "--gpus", "0", *words])
     options.gpus = gpus
     assert named(options) == f"gpu_loop-{expected}"
 

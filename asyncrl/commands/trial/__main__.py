@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -51,6 +50,7 @@ from asyncrl.launch.preflight.truths import check_columns
 from asyncrl.machine.blocked_loop import running_line
 from asyncrl.machine.own_exits import reported_exits
 from asyncrl.machine.slow_code import watched_code
+from asyncrl.machine.temporary_folder import temporary_folder
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer, template_name
 from asyncrl.sandbox.sandboxes import open_sandbox
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         faulthandler.enable(STDERR)  # A crash writes its stack, with the line of the user's code.
     try:
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="asyncrl-try-")))
+            folder = stack.enter_context(temporary_folder("asyncrl-try-"))
             stack.enter_context(_without_tracebacks())
             stack.enter_context(watched_code())
             stack.enter_context(reported_exits(partial(_report_exit, transcript, folder)))
