@@ -86,12 +86,13 @@ def preflight(
             found.check(partial(check_ports, config.network, learner, config.replay.shards))
             found.check(partial(check_devices, config))
             warn_of_silent_servers(config.engine)
-        warn_of_large_rates(config.model, config.critic, config.implicit, learner)
         found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
         with found.collected():
             check_algorithm(config)
             _probe_parts(config.algorithm, learner.group_size)
         trains = learner.epochs is not None or learner.total_steps > 0
+        if trains:
+            warn_of_large_rates(config.model, config.critic, config.implicit, learner)
         found.check(partial(check_play, actor, files, trains, trial))
         found.check(partial(check_agent, actor, config.data, config.model, files))
         found.check(partial(_check_models, config, open_own_chat, files, found))

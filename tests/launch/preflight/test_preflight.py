@@ -117,16 +117,23 @@ def test_prompts_that_fill_the_whole_context_do_not_start(tmp_path: Path):
     assert refused.startswith("actor.max_tokens=4 leaves no room for an answer in 1 of 1 prompts")
 
 
-def test_held_out_tasks_that_are_training_tasks_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_start_warns_of_shared_held_out_tasks_and_of_large_learning_rates_and_an_evaluation_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     config = config_of(tmp_path, "phi4", ["user"], [])
     (tmp_path / "other.parquet").write_bytes((tmp_path / "tasks.parquet").read_bytes())
     config.data.eval = [str(tmp_path / "other.parquet")]
     start(config)
     assert "data.eval: 1 of 1 held-out tasks have the prompt of a training task" in caplog.text
+    config.learner.lr = 3.0
     caplog.clear()
-    config.learner.steps = 0
     start(config)
-    assert "held-out" not in caplog.text, "an evaluation trains on none of its tasks"
+    assert "learner.lr=3 is so large" in caplog.text
+    config.learner.steps = 0
+    caplog.clear()
+    start(config)
+    assert "held-out" not in caplog.text
+    assert "learner.lr" not in caplog.text, "an evaluation trains nothing"
 
 
 def test_a_source_that_is_a_run_and_not_its_replay_folder_does_not_start(tmp_path: Path):
