@@ -262,7 +262,12 @@ def _embedded_refusal(options: argparse.Namespace) -> str:
             "--colocated with --engine embedded: it keeps its memory; on one GPU, --lags 0 already lets engine and "
             "learner have the GPU in turns"
         )
-    given = {"--servers": options.servers, "--server": options.server, "--per-gpu": options.per_gpu > 1}
+    given = {
+        "--python": options.python,
+        "--servers": options.servers,
+        "--server": options.server,
+        "--per-gpu": options.per_gpu > 1,
+    }
     named_ones = [name for name, value in given.items() if value]
     return f"{', '.join(named_ones)}: an embedded engine has no servers" if named_ones else ""
 

@@ -31,7 +31,7 @@ from asyncrl.chat.contents import Contents
 from asyncrl.chat.formats.base import Format, Functions, WrittenCall
 from asyncrl.chat.formats.registry import FORMATS
 from asyncrl.chat.parsing import ParsedTurn, parse_turn
-from asyncrl.chat.template import MARK, QUESTION, TOOL, Messages, Template, answer, calling, result
+from asyncrl.chat.template import MARK, OF_MODEL, QUESTION, TOOL, Messages, Template, answer, calling, result
 from asyncrl.chat.thoughts import OPENING, join_thought, split_thought
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.types import ToolCall
@@ -64,6 +64,7 @@ class Chat:
     - `one_call` is true if the template shows only one call per turn.
     - `opens_thought` is true if the template's generation prompt opens a thought.
     - `piece` returns the text of one token; a part of a character is shown as U+FFFD.
+    - Errors of the template call it `template_name`.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """
@@ -74,10 +75,11 @@ class Chat:
         template_kwargs: Mapping[str, Any] | None = None,
         tool_call_format: str = "auto",
         further_ends: Sequence[int] = (),
+        template_name: str = OF_MODEL,
     ) -> None:
         self._tokenizer = tokenizer
         self._decode = decoder_of(tokenizer)
-        self._template = Template(tokenizer, template_kwargs or {})
+        self._template = Template(tokenizer, template_kwargs or {}, template_name)
         self._contents = Contents(tokenizer, self._template.source, reserved=MARK)
         self.one_call = self._template.one_call
         added = sorted((text for text in tokenizer.get_added_vocab() if text.strip()), key=len, reverse=True)

@@ -51,8 +51,8 @@ class ParsedTurn(NamedTuple):
 def parse_turn(text: str, functions: Functions, format: Format, one_call: bool = False) -> ParsedTurn:
     """Parse the assistant turn `text`, with its calls in order.
 
-    The check of arguments covers presence, type and listed values, but no nested values. With `one_call`, a turn may
-    have one call only: several calls become one malformed call.
+    `problem_of_arguments` checks the arguments. With `one_call`, a turn may have one call only: several calls become
+    one malformed call.
     """
     found: list[tuple[ToolCall | MalformedCall, str]] = []
     said: list[str] = []
@@ -92,12 +92,15 @@ def _checked(written: WrittenCall | CallError, functions: Functions) -> ToolCall
         return MalformedCall(f"Error: {written}.", known, arguments=written.arguments)
     if name not in functions:
         return MalformedCall(f"Error: there is no tool {name!r:.80}; there are: {', '.join(functions)}.", unknown=True)
-    problem = _problem(written.arguments, functions[name])
+    problem = problem_of_arguments(written.arguments, functions[name])
     return MalformedCall(f"Error: {problem}.", name) if problem else ToolCall(name, written.arguments)
 
 
-def _problem(arguments: Mapping[str, Any], function: Mapping[str, Any]) -> str:
-    """The fault of the arguments; empty if there is none."""
+def problem_of_arguments(arguments: Mapping[str, Any], function: Mapping[str, Any]) -> str:
+    """The fault of a call's arguments, given the function object of its tool; empty if there is none.
+
+    It covers presence, type and listed values, but no nested values.
+    """
     parameters = parameters_of(function)
     properties = parameters.get("properties") or {}
     for name in parameters.get("required") or ():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -68,6 +69,9 @@ def with_reasoning(turn: dict[str, Any], reasoning: str) -> dict[str, Any]:
     return {**turn, "reasoning_content": reasoning} if reasoning else turn
 
 
+OF_MODEL = "the model's chat template"
+"""The name of a template in messages, unless the configuration gives another template."""
+
 POLICY_ID = re.compile(r"functions\.[^\s:<>]+:\d+|[A-Za-z0-9]{9}")
 """The ids of calls that policies write. Kimi's ids name the tool, and Mistral's ids have nine letters or digits."""
 
@@ -82,6 +86,18 @@ def _with_ids(message: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[d
     return [{**call, "id": shown["id"]} for call, shown in calls]
 
 
+def _refusal(error: Exception) -> str:
+    """The reason why a template did not render a conversation, with the line of the template if it is known."""
+    from jinja2 import TemplateSyntaxError
+
+    reason = f"{error}" or type(error).__name__
+    if isinstance(error, TemplateSyntaxError):
+        return f"is not a valid template: line {error.lineno}: {reason}"
+    # Jinja gives the frames of a template the template's own lines, and this name.
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return f"refuses the conversation: {reason}{f' (line {lines[-1]} of the template)' if lines else ''}"
+
+
 class Template:
     """The chat template of a Hugging Face tokenizer. A tokenizer may also have two templates, one of them for
     conversations with tools.
@@ -91,14 +107,15 @@ class Template:
     shows a call's tool only by the call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number
     counts the calls of the conversation.
 
-    Raises ConfigError: the tokenizer has no template.
+    Messages call the template `name`. Raises ConfigError: the tokenizer has no template.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any], name: str = OF_MODEL) -> None:
         written = tokenizer.chat_template
         if not written:
             raise ConfigError("the tokenizer of model.path has no chat template; set model.chat_template")
         self.source = "\n".join(written.values()) if isinstance(written, dict) else str(written)
+        self._name = name
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs)
         self.one_call = False
@@ -127,8 +144,7 @@ class Template:
                 )
             )
         except Exception as error:  # expressions of a template may raise anything
-            reason = f"{error}" or type(error).__name__
-            raise RefusedError(f"the model's chat template refuses the conversation: {reason}") from error
+            raise RefusedError(f"{self._name} {_refusal(error)}") from error
 
     def identified(self, messages: Messages) -> list[dict[str, Any]]:
         """Give calls and results the ids that the template shows, as if the policy had written them.
@@ -163,7 +179,7 @@ class Template:
                 changed["content"] = self._no_content if calls else ""
             if calls:
                 if self.one_call and len(calls) > 1:
-                    raise RefusedError("one tool call at a time: the model's chat template shows only one in each turn")
+                    raise RefusedError(f"one tool call at a time: {self._name} shows only one in each turn")
                 first = made if self._ids_name_tools else 0
                 shown = [self._call(call, number) for number, call in enumerate(calls, first)]
                 known |= {call_id(number): each for number, each in enumerate(shown)}

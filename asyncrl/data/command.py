@@ -80,6 +80,12 @@ NAMES = {"args": "arguments"}
 """Maps an option to its parameter in the converters, if the names differ."""
 DEMONSTRATED = ("gsm8k", "reasoning-gym")
 """The sets whose rows have solutions from which demonstrations can be made."""
+SPLIT = "train"
+SEEDED = {
+    "reasoning-gym": "choose other tasks by their seed: --source 'NAME?size=100&seed=1000'",
+    "gym": "choose other tasks by the number of the first one: --first 1000",
+}
+"""The sets that make a task from its seed, and so have no splits. Maps each to the way to choose other tasks."""
 PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
 """Maps a set to the program that plays its episodes, in the Python that --python names."""
 
@@ -96,7 +102,9 @@ def main(argv: Sequence[str]) -> None:
         # Every set takes the option, so that a set without demonstrations can say so.
         shown = "Parquet file of demonstrations to write, for asyncrl sft; without --out, no tasks are written"
         one.add_argument("--demonstrations", type=Path, help=shown if name in DEMONSTRATED else argparse.SUPPRESS)
-        one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
+        # The sets of SEEDED take the option, too, so that they can say why it has no effect.
+        split = argparse.SUPPRESS if name in SEEDED else f"the split's name: {SPLIT} (default), test ..."
+        one.add_argument("--split", help=split)
         one.add_argument("--user", help="name of a simulated user (docs/environments.md), such as checker")
         if name in NAMED:
             one.add_argument(
@@ -109,6 +117,9 @@ def main(argv: Sequence[str]) -> None:
         parser.error(f"unknown set {argv[0]!r}{hint}")
     arguments = parser.parse_args(argv)
     _check_outputs(parser, arguments)
+    if arguments.split is not None and arguments.set in SEEDED:
+        parser.error(f"--split: the set {arguments.set} has no splits; {SEEDED[arguments.set]}")
+    arguments.split = arguments.split or SPLIT
     if arguments.demonstrations:
         _write_demonstrations(arguments)
     if arguments.out:

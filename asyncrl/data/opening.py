@@ -45,21 +45,27 @@ class RunTasks:
     rendering: Rendering
     whole_rows: bool = False
 
-    def usable(self, sources: Sequence[str]) -> TaskFile:
-        """The tasks of `sources` (`data.train` or `data.eval`), except those that `data.filter_overlong` leaves out.
+    def usable(self, sources: Sequence[str], held_out: bool = False) -> TaskFile:
+        """The tasks of `sources` (`data.train`, or `data.eval` with `held_out`), except those that
+        `data.filter_overlong` leaves out.
 
         Raises DataError: the tasks cannot be used, none is left, or their prompts were not measured.
         """
-        tasks, data = self.all(sources), self.data
+        tasks, data = self.all(sources, held_out), self.data
         if data.max_prompt_length is None or not data.filter_overlong:
             return tasks
         return tasks.left(read_lengths(self.lengths_file(tasks), len(tasks)) <= data.max_prompt_length)
 
-    def all(self, sources: Sequence[str]) -> TaskFile:
-        """All tasks of `sources`, even those with too long prompts. Training tasks have their demonstrations.
+    def all(self, sources: Sequence[str], held_out: bool = False) -> TaskFile:
+        """The tasks of `sources`, even those with too long prompts, up to `data.limit` or with `held_out` up to
+        `data.eval_limit`. Training tasks have their demonstrations.
 
         Raises DataError: the tasks cannot be used, or were not made yet.
         """
+        tasks, limit = self._every(sources), self.data.eval_limit if held_out else self.data.limit
+        return tasks if limit is None or limit >= len(tasks) else tasks.spread(limit)
+
+    def _every(self, sources: Sequence[str]) -> TaskFile:
         demonstration = self.demonstration(sources)
         path = self.made_file(sources)
         if path is None:
@@ -108,6 +114,8 @@ class RunTasks:
         files = [(str(each.path), each.rows, 0 if made else each.path.stat().st_size) for each in tasks.files]
         if made is not None:
             files.append((made.name, len(tasks), made.stat().st_mtime_ns))
+        elif len(tasks) < sum(each.rows for each in tasks.files):
+            files.append(("limit", len(tasks), 0))
         layout = [self.data.columns, self.data.system_prompt]
         digest = digest_of([files, *self.rendering.model, *layout, *self.rendering.actor])
         return self.run_dir / "prompt_lengths" / f"{digest}.npy"

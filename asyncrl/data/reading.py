@@ -105,6 +105,12 @@ class TaskFile(Sequence[Task]):
         selected._recent = lru_cache(RECENT_TASKS)(selected._read)
         return selected
 
+    def spread(self, count: int) -> TaskFile:
+        """The tasks, or if there are more than `count`, so many of them, evenly spread over the rows. Ids stay."""
+        kept = np.zeros(len(self), np.bool_)
+        kept[np.linspace(0, len(self) - 1, min(count, len(self))).astype(int)] = True
+        return self.left(kept)
+
     def _checked(self, part: RowTable) -> pa.Table:
         """Check rows, and return their facts. Raises DataError: a row cannot be used."""
         numbers = range(part.first, part.first + len(part.table))

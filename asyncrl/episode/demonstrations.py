@@ -22,6 +22,7 @@ from xxhash import xxh3_128
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool
 from asyncrl.chat.messages import read_messages
+from asyncrl.chat.parsing import problem_of_arguments
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
 from asyncrl.data.rendered import (
     Rendered,
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")
 _CHUNK_BYTES = 16 << 20
+_NULLS = " (Parquet gives every struct all fields of its column, as nulls: write the arguments as JSON text)"
 
 
 def demonstration_tokens(
@@ -53,7 +55,7 @@ def demonstration_tokens(
     - There is no assistant turn.
     - An assistant turn is the first message, follows another assistant turn, or is empty.
     - An assistant turn contains an end-of-turn token before its end.
-    - An assistant turn calls a tool that is not on offer.
+    - An assistant turn calls a tool that is not on offer, or with wrong arguments.
     """
     messages = read_messages(list(with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
@@ -81,18 +83,30 @@ def check_turn(message: Mapping[str, Any], number: int) -> None:
         raise RefusedError(f"message {number} is an assistant turn without content and tool_calls")
 
 
-def check_calls(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RefusedError: an assistant turn calls a tool that `tools` lacks. Without tools any call passes."""
-    offered = {_function(each).get("name") for each in tools}
-    for number, message in enumerate(messages):
-        calls = message.get("tool_calls")
-        for name in (_function(call).get("name") for call in calls or ()):
-            if offered and name not in offered:
-                known = ", ".join(sorted(map(str, offered)))
+def check_calls(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], first: int = 0) -> None:
+    """Check the calls of the messages from number `first` on, so that the policy learns no call that fails.
+
+    Raises RefusedError: an assistant turn calls a tool that `tools` lacks, or with arguments that the tool's schema
+    refuses. Without tools any call passes.
+    """
+    offered = {str(function.get("name")): function for function in map(_function, tools)}
+    if not offered:
+        return
+    for number, message in enumerate(messages[first:], first):
+        for call in map(_function, message.get("tool_calls") or ()):
+            name, arguments = str(call.get("name")), call.get("arguments")
+            if name not in offered:
                 raise RefusedError(
-                    f"message {number} calls the tool {name}, and the tools on offer are {known} (actor.tools, or the "
-                    "row's tools)"
+                    f"message {number} calls the tool {name}, and the tools on offer are {', '.join(sorted(offered))} "
+                    "(actor.tools, or the row's tools)"
                 )
+            if not isinstance(arguments, Mapping):
+                raise RefusedError(
+                    f"message {number} calls the tool {name} with {arguments!r:.80}: arguments must be a JSON object"
+                )
+            if problem := problem_of_arguments(arguments, offered[name]):
+                hint = _NULLS if None in arguments.values() else ""
+                raise RefusedError(f"message {number} calls the tool {name}, but {problem}{hint}")
 
 
 def turn_tokens(

@@ -18,7 +18,7 @@ from asyncrl.chat.chat_checks import as_tool
 from asyncrl.chat.image_blocks import image_blocks, without_images
 from asyncrl.chat.messages import read_messages
 from asyncrl.engine.base import Generation
-from asyncrl.episode.demonstrations import check_turn, turn_tokens, with_names
+from asyncrl.episode.demonstrations import check_calls, check_turn, turn_tokens, with_names
 from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.episode.recorder import CompletionRequest, Recorder
 from asyncrl.episode.steps import Split
@@ -47,6 +47,7 @@ class DemonstrationRecorder:
         - The task shows images.
         - The chat template does not take the messages.
         - An assistant turn follows another assistant turn, or contains an end token before its end.
+        - An assistant turn calls a tool that is not on offer, or with wrong arguments.
         - The demonstration is too long.
         """
         task, chat = ticket.task, self.chat
@@ -55,6 +56,7 @@ class DemonstrationRecorder:
         messages = (*without_images(task.messages), *read_messages(list(with_names(task.demonstration))))
         schemas = [as_tool(each) for each in task.tools or self.functions.values()]
         functions = {each["function"]["name"]: each["function"] for each in schemas}
+        check_calls(messages, schemas, first=len(task.messages))
         turns = [turn for turn in range(len(task.messages), len(messages)) if messages[turn]["role"] == "assistant"]
         most = self.limits.max_tokens
         limits = replace(self.limits, max_turns=len(turns), max_turn_tokens=most)

@@ -49,7 +49,8 @@ from asyncrl.machine import process
 from asyncrl.runs.card import write_card
 from asyncrl.runs.environment import record_environment
 from asyncrl.runs.run import COMPLETE, Run
-from asyncrl.runs.summary import resume_command, write_summary
+from asyncrl.runs.summary import resume_command
+from asyncrl.runs.summary_text import write_summary
 from asyncrl.runs.terminal import TerminalTable
 from asyncrl.runs.watch import RunWatch
 

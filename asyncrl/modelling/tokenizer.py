@@ -70,9 +70,23 @@ def _source(model: ModelConfig, local_only: bool) -> ModelSource:
     return local_source(model) if local_only else source_of(model)
 
 
+def template_name(model: ModelConfig) -> str:
+    """A name of the policy's chat template for messages: the key and the file of `model.chat_template`, if it is
+    set."""
+    given = model.chat_template
+    if given is None:
+        return "the model's chat template"
+    return "model.chat_template" if _is_text(given) else f"model.chat_template={given}"
+
+
+def _is_text(given: str) -> bool:
+    """True if `model.chat_template` is a template, not the path of a file."""
+    return "{" in given or "\n" in given
+
+
 def _template(given: str) -> str:
     """The text of a chat template; `given` is the text or the path of a file."""
-    if "{" in given or "\n" in given:
+    if _is_text(given):
         return given
     try:
         return Path(given).read_text()

@@ -48,7 +48,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             shard,
             replay.shards,
         ),
-        held_out=run_tasks(config).usable(data.eval) if data.eval else (),
+        held_out=run_tasks(config).usable(data.eval, held_out=True) if data.eval else (),
         eval_attempts=learner.eval_attempts,
         evaluation_sample=config.observe.keep_evaluated,
         group_size=learner.group_size,

@@ -14,7 +14,8 @@ In reading order:
 - `evidence.py`, `trends.py`, `health.py`: rules that judge the health of a run, in sentences that all views show.
 - `progress.py`, `standstill.py`, `terminal.py`: the table of a run on its own terminal.
 - `table.py`: many runs in one table, with the keys in which they differ.
-- `summary.py`, `card.py`, `environment.py`: the summary, the model card, and the hardware and versions of a run.
+- `summary.py`, `summary_text.py`: the summary of a run, and its lines for people.
+- `card.py`, `environment.py`: the model card, and the hardware and versions of a run.
 - `inspect/`, `report/`, `trace/`: each of them is a command. The command `compare` is in `report/`.
 
 Texts, tables and plots may change without asking. The keys of `--json` and of `summary.json`, and the columns of the

@@ -21,14 +21,8 @@ from asyncrl.runs.progress import number
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.situation import RolesReader
-from asyncrl.runs.summary import (
-    Change,
-    as_text,
-    files_of,
-    mean_change,
-    quoted,
-    record_summary,
-)
+from asyncrl.runs.summary import Change, files_of, mean_change, quoted, record_summary
+from asyncrl.runs.summary_text import as_text
 from asyncrl.runs.trends import averaged_steps
 from asyncrl.runs.working import working
 from asyncrl.text import duration

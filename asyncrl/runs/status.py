@@ -196,20 +196,9 @@ def describe(
       is 0.
     """
     store, live = now.store, now.live
-    ticket, actor = store.oldest_ticket or (None, "")
-
-    def running(name: str) -> int:
-        return sum(each[name] for each in live)
-
     processes = run.processes() if live else {}
-    evidence = read_evidence(run, is_running=bool(live))
-    health = judge(evidence)
-    # For an ended run, the shares of its last episodes are shown, because a warning may mention them.
-    shares = {} if live else newest_shares(evidence.actors)
     return {
-        "progress": {**progress.values(processes), **shares, "steps": steps},
-        "warnings": health.warnings,
-        "remarks": health.remarks,
+        **_judged(run, bool(live), progress.values(processes), steps),
         "store": str(run.store),
         "running": bool(live),
         "problem": (now.problem if live else _ended(run) or now.problem) or None,
@@ -222,20 +211,45 @@ def describe(
         "rates": None if before is None else _rates(before, now),
         **{name: dict(store.counts[name]) for name in ("states", "dead_letters", "evicted", "filtered")},
         "depths": {name: store.counters[f"depth_{name}"] for name in DEPTHS},
-        "admission": {name: running(name) for name in ("committed", "capacity")} if live else None,
-        "failed_handshakes": running("failed_handshakes") if live else None,
+        "admission": {name: _total(live, name) for name in ("committed", "capacity")} if live else None,
+        "failed_handshakes": _total(live, "failed_handshakes") if live else None,
         "lags": {name: dict(sorted(store.counts[name].items())) for name in ("ready_groups", "planned_trajectories")},
         "leases": [lease for kind in ("actors", "scorers") for lease in _leases(now, kind)],
-        "oldest_ticket": ticket and {"id": ticket, "actor": actor, "silence_s": _silence(live, "actors").get(actor)},
+        "oldest_ticket": _oldest_ticket(now),
         "disk": {
             "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(run.store)),
             "live_bytes": store.counters["live_bytes"],
-            "high_water_bytes": None if now.problem else running("high_water_bytes"),
+            "high_water_bytes": None if now.problem else _total(live, "high_water_bytes"),
         },
         "readers": [reader for each in live for reader in each["readers"]],
         "failing": [each["failing"] for each in live if each["failing"]],
         "processes": processes,
     }
+
+
+def _judged(run: Run, is_running: bool, progress: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
+    """The progress of the run, and the sentences about its health."""
+    evidence = read_evidence(run, is_running=is_running)
+    health = judge(evidence)
+    # For an ended run, the shares of its last episodes are shown, because a warning may mention them.
+    shares = {} if is_running else newest_shares(evidence.actors)
+    return {
+        "progress": {**progress, **shares, "steps": steps},
+        "warnings": health.warnings,
+        "remarks": health.remarks,
+    }
+
+
+def _total(live: Sequence[Mapping[str, Any]], name: str) -> int:
+    """The sum of a value over the shards that answer."""
+    return sum(each[name] for each in live)
+
+
+def _oldest_ticket(now: StatusSample) -> dict[str, Any] | None:
+    if now.store.oldest_ticket is None:
+        return None
+    ticket, actor = now.store.oldest_ticket
+    return {"id": ticket, "actor": actor, "silence_s": _silence(now.live, "actors").get(actor)}
 
 
 def _ended(run: Run) -> str:

@@ -63,7 +63,8 @@ def measured(tmp_path: Path) -> Path:
 def test_the_name_has_servers_and_weights_mode_where_they_are_not_the_default(
     gpus: int, words: list[str], expected: str
 ) -> None:
-    options = parse(["--python", "python", "--size", "0.6B", "--gpus", "0", *words])
+    python = [] if "embedded" in words else ["--python", "python"]
+    options = parse([*python, "--size", "0.6B", "--gpus", "0", *words])
     options.gpus = gpus
     assert named(options) == f"gpu_loop-{expected}"
 
@@ -190,6 +191,7 @@ def test_the_colocated_row_comes_first_and_is_no_other_age_bound(tmp_path: Path)
         ([], "--python: name a Python that has sglang, or use --engine embedded"),
         (["--engine", "embedded", "--colocated"], "--colocated with --engine embedded: it keeps its memory"),
         (["--engine", "embedded", "--servers", "1"], "--servers: an embedded engine has no servers"),
+        (["--engine", "embedded", "--python", "p"], "--python: an embedded engine has no servers"),
         (["--engine", "embedded", "--gpus", "3"], "--gpus 3 with --engine embedded: one GPU for the learner"),
         (["--python", "p", "--gpus", "5"], "--gpus 5: this machine has 4"),
         (

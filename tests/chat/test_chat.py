@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.chat.chat import Chat
+from asyncrl.chat.from_config import open_chat
 from asyncrl.commands.demo.tokenizer import build_tokenizer
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from tests.episode.fakes import CHATML, END, QWEN3, byte_level, make_tokenizer
 
@@ -106,6 +109,25 @@ def test_no_text_becomes_a_special_token_by_a_normalizer(normalizer, normalized)
 def test_a_template_that_cannot_be_used_is_refused(template: str | None, reason: str):
     with pytest.raises(ConfigError, match=reason):
         Chat(make_tokenizer(template))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{% if messages %}\n{{ messages[0.content }}\n{% endif %}", "is not a valid template: line 2: "),
+        ("{# one #}\n\n{{ tool.name.first }}", r"refuses .*: 'tool' is undefined \(line 3 of the template\)"),
+    ],
+)
+def test_an_error_in_a_template_of_the_configuration_names_key_file_and_line(text: str, reason: str, tmp_path: Path):
+    make_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "broken.jinja"
+    file.write_text(text)
+    config = TrainConfig(model=ModelConfig(path=str(tmp_path), chat_template=str(file)))
+    with pytest.raises(ConfigError, match=rf"question and answer: model\.chat_template={file} {reason}"):
+        open_chat(config)
+    config.model.chat_template = text
+    with pytest.raises(ConfigError, match=rf"question and answer: model\.chat_template {reason}"):
+        open_chat(config)
 
 
 def test_the_demos_template_works():

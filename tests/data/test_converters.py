@@ -321,9 +321,11 @@ def test_the_command_writes_tasks_and_demonstrations_or_one_of_them(
         ("gsm8k --demonstrations shown.json", "shown.json is written as Parquet"),
         ("gsm8k --out a --demonstrations b --user checker", "--user continues after it; leave out one of them"),
         ("gsm8k", "name the Parquet file to write: --out tasks.parquet"),
+        ("reasoning-gym --out a --split test", "--split: the set reasoning-gym has no splits; choose other tasks by"),
+        ("gym --out a --split train", "--split: the set gym has no splits; choose other tasks by the number of"),
     ],
 )
-def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
+def test_options_without_effect_and_files_that_cannot_be_written_are_refused_before_anything_is_read(
     words: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -19,6 +19,7 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.types import Task, without_nulls
 from asyncrl.wire import Message, decode, encode, read_task, task_body
+from tests.helpers import make_task
 
 SCHEMA = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}
 
@@ -38,6 +39,16 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
     path = folder / "tasks.parquet"
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return path
+
+
+def test_some_tasks_are_spread_evenly_over_the_rows_and_keep_their_ids(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.parquet", [make_task(row) for row in range(9)])
+    tasks = TaskFile(tmp_path / "tasks.parquet")
+    few = tasks.spread(3)
+    assert [task.id for task in few] == [tasks[row].id for row in (0, 4, 8)]
+    assert few.place(1).endswith("row 4")
+    assert [task.id for task in few.spread(2)] == [tasks[row].id for row in (0, 8)]
+    assert list(tasks.spread(20)) == list(tasks)
 
 
 def test_a_verl_row_becomes_a_task(tmp_path: Path) -> None:

@@ -99,6 +99,26 @@ def test_a_demonstration_that_calls_a_tool_which_is_not_on_offer_is_refused_with
         demonstration_tokens(Chat(make_tokenizer()), Demonstration(messages), offered)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("{}", r"message 1 calls the tool add, but argument 'a' is missing$"),
+        ('{"a": "one"}', r"argument 'a' must be of type integer$"),
+        ('{"a": 1, "c": 2}', r"there is no argument 'c'; there are: a, b$"),
+        ('{"a": 1, "b": null}', r"argument 'b' must be of type integer \(Parquet gives every struct all fields"),
+        ("[1]", r"message 1 calls the tool add with \[1\]: arguments must be a JSON object"),
+    ],
+)
+def test_a_demonstration_whose_arguments_the_tool_would_refuse_is_refused(arguments: str, why: str) -> None:
+    integer = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "add", "description": "", "parameters": parameters}}]
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(RefusedError, match=why):
+        demonstration_tokens(Chat(make_tokenizer()), Demonstration(messages, tools), {})
+
+
 def test_what_follows_the_last_assistant_turn_is_left_away() -> None:
     chat = Chat(make_tokenizer())
     whole = [USER, {"role": "assistant", "content": "4"}]

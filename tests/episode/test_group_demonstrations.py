@@ -50,6 +50,11 @@ SHOWN = [
 ]
 
 
+def _calling(tool: str, arguments: str) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": tool, "arguments": arguments}, "id": "a"}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 def _record(chat: Chat, shown: Sequence[Mapping[str, Any]] = SHOWN, **limits: Any) -> Trajectory:
     cls, _ = make_tool()
     recorder = DemonstrationRecorder(chat, {"echo": cls.schema}, replace(LIMITS, **limits))
@@ -103,11 +108,20 @@ def test_no_engine_is_asked_and_no_tool_is_made() -> None:
         ([{"role": "assistant", "content": f"4{END}5"}], {}, "which would end the turn"),
         ([{"role": "nobody", "content": "4"}, SHOWN[2]], {}, "must have a role"),
         ([{"role": "assistant", "content": None}], {}, "message 1 is an assistant turn without content"),
+        ([_calling("prize", "{}")], {}, "message 1 calls the tool prize, and the tools on offer are echo"),
+        ([_calling("echo", "{}")], {}, "message 1 calls the tool echo, but argument 'text' is missing"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(shown: Any, limits: dict[str, Any], why: str) -> None:
     with pytest.raises(RefusedError, match=why):
         _record(Chat(make_tokenizer()), shown, **limits)
+
+
+def test_calls_in_the_prompt_are_not_checked_because_they_are_not_learned() -> None:
+    cls, _ = make_tool()
+    recorder = DemonstrationRecorder(Chat(make_tokenizer()), {"echo": cls.schema}, LIMITS)
+    prompt = (USER, _calling("older", "{}"), {"role": "tool", "tool_call_id": "a", "content": "3"}, USER)
+    assert recorder(make_ticket(messages=prompt, demonstration=SHOWN)).is_demonstration
 
 
 def test_a_demonstration_behind_an_image_is_refused_since_it_would_not_see_it() -> None:

@@ -528,3 +528,31 @@ def test_a_colocated_run_without_a_gpu_for_its_scorer_or_on_two_hosts_is_refused
         place(make_config(scorer="auto", colocated=True), [Host(1, 4)])
     with pytest.raises(ConfigError, match="must be on one host"):
         place(make_config(colocated=True), [Host(1, 4), Host(1, 4)])
+
+
+def threads_of(config: TrainConfig, cpus: int) -> dict[str, tuple[int, int]]:
+    """Threads and CPUs of one process of each role on a host with a GPU."""
+    return {role.module: (role.threads, role.cpus) for role in place(config, [Host(1, cpus)]).roles}
+
+
+def test_a_scorer_that_only_runs_rules_leaves_the_cpus_to_actor_and_learner() -> None:
+    config = make_config()
+    config.scoring.prm.path = None
+    config.scoring.rule, config.scoring.rule_processes = "gsm8k", 1
+    assert threads_of(config, 32) == {"replay": (1, 1), "scoring": (1, 2), "actor": (15, 15), "learner": (15, 15)}
+    assert threads_of(config, 4) == {"replay": (1, 1), "scoring": (1, 2), "actor": (1, 1), "learner": (1, 1)}
+    assert threads_of(config, 1)["learner"] == (1, 1)
+    config.scoring.rule_processes = 8
+    assert threads_of(config, 32)["scoring"] == (1, 9)
+    assert threads_of(config, 32)["learner"] == (11, 11)
+    config.cluster.scorer_threads = 5
+    assert threads_of(config, 32)["scoring"] == (5, 13)
+
+
+def test_a_scorer_with_a_model_or_a_manager_gets_a_share_of_the_cpus_and_one_with_a_served_model_none() -> None:
+    config = make_config()
+    assert threads_of(config, 32)["scoring"][0] == 10
+    config.scoring.prm.path = "http://127.0.0.1:8000"
+    assert threads_of(config, 32)["scoring"][0] == 1
+    config.scoring.manager.name = "naive"
+    assert threads_of(config, 32)["scoring"][0] == 10

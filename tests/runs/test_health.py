@@ -14,7 +14,8 @@ from asyncrl.replay.selection import Contrast, Selection, Sums
 from asyncrl.runs.evidence import STALE_VERSIONS, Evidence, read_evidence, recent_counts, recent_shares
 from asyncrl.runs.health import RULES, judge
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import as_text, summarise, summary_rows
+from asyncrl.runs.summary import summarise
+from asyncrl.runs.summary_text import as_text, summary_rows
 from asyncrl.runs.terminal import TerminalTable
 from asyncrl.runs.trends import of_evaluations, of_steps
 from tests.runs.support import write_run

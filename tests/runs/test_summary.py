@@ -11,7 +11,8 @@ from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import SUMMARY_FILE, summarise, write_summary
+from asyncrl.runs.summary import SUMMARY_FILE, summarise
+from asyncrl.runs.summary_text import write_summary
 from asyncrl.runs.table import state_of
 from tests.replay.support import Core, make_settings
 

@@ -18,7 +18,8 @@ from asyncrl.runs.progress import RunProgress, progress_rows
 from asyncrl.runs.report.page import tiles
 from asyncrl.runs.report.reported import read_run
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import summarise, summary_rows, write_summary
+from asyncrl.runs.summary import summarise
+from asyncrl.runs.summary_text import summary_rows, write_summary
 from asyncrl.runs.terminal import TerminalTable
 from asyncrl.text import duration
 from tests.runs.support import write_run

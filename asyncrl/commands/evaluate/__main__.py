@@ -38,6 +38,9 @@ from asyncrl.errors import StoppedError
 
 log = logging.getLogger("asyncrl.commands.evaluate")
 
+WIDE = 10_000
+"""The width of the tables in characters if the output is no terminal, so that no name is cut."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Evaluate, print the result, and return the exit status: 1 if no attempt was scored."""
@@ -52,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if given.json:
         sys.stdout.write((folder / RESULT_FILE).read_text())
     else:
-        Console().print(shown_result(result))
+        Console(width=None if sys.stdout.isatty() else WIDE).print(shown_result(result))
         sys.stdout.writelines(f"\n{text}\n" for text in samples(folder, given.samples))
     log.info("the result is in %s; `asyncrl inspect show ID --run %s` shows an episode", folder / RESULT_FILE, folder)
     return 0 if result.total.scored else EXIT_FAILURE

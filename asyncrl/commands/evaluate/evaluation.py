@@ -103,7 +103,7 @@ def evaluate(
             log.info("showing the result of the finished evaluation; remove %s to evaluate again", folder)
         else:
             play(measured, folder, stop or process.stop_on_signals())
-        sources = [task.data_source for task in run_tasks(measured).usable(request.data)]
+        sources = [task.data_source for task in run_tasks(measured).usable(request.data, held_out=True)]
         with closing(StoredRun(folder / "replay")) as stored:
             result = read_result(stored, sources, request.attempts, threshold)
         write_whole(

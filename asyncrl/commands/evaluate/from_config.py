@@ -46,6 +46,7 @@ SET_HERE = {
     "model.path": "the first argument names it",
     "data.train": "--data names the tasks",
     "data.eval": "--data names the tasks",
+    "data.limit": "data.eval_limit is the maximum number of tasks",
     "learner.eval_attempts": "--n sets it",
 }
 ADAPTERS = "adapters cannot be evaluated alone: merge them into a model first (asyncrl merge), and name its folder"
@@ -76,7 +77,7 @@ class EvaluationRequest:
         if wrong:
             raise ConfigError("\n".join(wrong))
         if self.run is None:
-            named = {"model.path": self.model, "data.train": self.data[0], **ANY_PORT}
+            named = {"model.path": self.model, "data.train": self.data[0], "data.eval": self.data[0], **ANY_PORT}
             return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
             raise ConfigError(f"experiment: {self.run} gives the configuration; set single keys, or choose groups")
@@ -89,7 +90,10 @@ class EvaluationRequest:
         )
         network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
         observe = replace(config.observe, sinks=["console"], upload=[])
-        sections = asdict(replace(config, cluster=cluster, network=network, observe=observe))
+        # The run's limit is for its own held-out tasks. A word may set one for others.
+        limit = config.data.eval_limit if list(self.data) == config.data.eval else None
+        data = replace(config.data, eval=list(self.data), eval_limit=limit)
+        sections = asdict(replace(config, cluster=cluster, network=network, observe=observe, data=data))
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:
             path = Path(folder) / "run.yaml"
@@ -105,6 +109,8 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         data=DataConfig(
             train=list(request.data),
             eval=list(request.data),
+            limit=config.data.eval_limit,
+            eval_limit=config.data.eval_limit,
             columns=config.data.columns,
             system_prompt=config.data.system_prompt,
             keep_in_memory=config.data.keep_in_memory,

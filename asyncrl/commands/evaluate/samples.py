@@ -23,7 +23,7 @@ def samples(folder: Path, count: int) -> Iterator[str]:
 
     config = read_config(folder)
     assert config.data.eval is not None
-    tasks = run_tasks(config).usable(config.data.eval)
+    tasks = run_tasks(config).usable(config.data.eval, held_out=True)
     tokenizer = open_tokenizer(config.model)
     shown: Counter[str] = Counter()
     with closing(StoredRun(folder / "replay")) as stored:

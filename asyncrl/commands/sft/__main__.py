@@ -25,6 +25,7 @@ from asyncrl.config.refusals import ELSEWHERE
 from asyncrl.config.schema import (
     ClusterConfig,
     CriticConfig,
+    DataConfig,
     ImplicitConfig,
     LearnerConfig,
     ModelConfig,
@@ -37,6 +38,7 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.claim import changes_of, claim, is_finished
 from asyncrl.launch.local import LEARNER
 from asyncrl.launch.ownership import exclusively, stop_of_start
+from asyncrl.launch.preflight.learning import warn_of_large_rates
 from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_tokenizer
 from asyncrl.launch.processes import ROLE_ENVIRONMENT, role_command, this_host
 from asyncrl.launch.role_process import RoleCommand
@@ -62,7 +64,7 @@ def run(config: TrainConfig) -> None:
     Raises StoppedError: a signal or `asyncrl stop` came. Raises RunFailedError: the process failed too often.
     """
     stop, learner, run_dir = process.stop_on_signals(), config.learner, locations.run_dir(config.run)
-    _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
+    _refuse(run_dir, learner.nodes, config.data, config.algorithm.sft)
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
         changes_of(values_of(config), run_dir)  # Refuse fixed keys that changed, before rendering.
@@ -73,6 +75,7 @@ def run(config: TrainConfig) -> None:
         from asyncrl.episode.from_config import prepare_demonstrations
 
         log.info("checking the models and the demonstrations before anything starts")
+        warn_of_large_rates(config.model, config.critic, config.implicit, learner)
         _check_models(config.model, config.critic, config.implicit, config.scoring, learner.optimizer)
         shown = prepare_demonstrations(config, config.data.train, asked)
         if config.data.eval:
@@ -126,14 +129,19 @@ def _settle(cluster: ClusterConfig) -> None:
         cluster.learner_threads = max(1, int(host.cpus) // cluster.learner_ranks)
 
 
-def _refuse(run_dir: Path, nodes: int, dataset: str | None, sft: SftConfig) -> None:
+def _refuse(run_dir: Path, nodes: int, data: DataConfig, sft: SftConfig) -> None:
     """Raises ConfigError: a setting works only in `asyncrl train`, or the folder holds a run of `asyncrl train`."""
     if nodes > 1:
         raise ConfigError(
             f"learner.nodes={nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its number of GPUs"
         )
-    if dataset is not None:
-        raise ConfigError(f"data.dataset={dataset}: fine-tuning needs files of demonstrations: name them in data.train")
+    if data.dataset is not None:
+        raise ConfigError(
+            f"data.dataset={data.dataset}: fine-tuning needs files of demonstrations: name them in data.train"
+        )
+    for key, limit in (("data.limit", data.limit), ("data.eval_limit", data.eval_limit)):
+        if limit is not None:
+            raise ConfigError(f"{key}={limit} counts tasks, and fine-tuning reads all demonstrations: leave it out")
     if sft.path:
         raise ConfigError("algorithm.sft.path is for `asyncrl train`: name the demonstrations in data.train")
     if store_folders(run_dir):

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -51,8 +50,9 @@ from asyncrl.launch.preflight.truths import check_columns
 from asyncrl.machine.blocked_loop import running_line
 from asyncrl.machine.own_exits import reported_exits
 from asyncrl.machine.slow_code import watched_code
+from asyncrl.machine.temporary_folder import temporary_folder
 from asyncrl.modelling.end_tokens import end_tokens
-from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.modelling.tokenizer import open_tokenizer, template_name
 from asyncrl.sandbox.sandboxes import open_sandbox
 from asyncrl.scoring.answers import rule_input, texts_of_steps
 from asyncrl.scoring.models.registry import load_prm
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         faulthandler.enable(STDERR)  # A crash writes its stack, with the line of the user's code.
     try:
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="asyncrl-try-")))
+            folder = stack.enter_context(temporary_folder("asyncrl-try-"))
             stack.enter_context(_without_tracebacks())
             stack.enter_context(watched_code())
             stack.enter_context(reported_exits(partial(_report_exit, transcript, folder)))
@@ -178,7 +178,8 @@ def try_out(request: TrialRequest, transcript: Transcript, folder: Path) -> bool
     check_columns(rules, tasks, request.index, config.data.columns)
     step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
     ends = () if config.model.path == NO_MODEL else end_tokens(config.model, config.actor.end_tokens, tokenizer)
-    chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends)
+    name = template_name(config.model)
+    chat = Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format, ends, name)
     script = None if request.answers is None else ScriptedEngine(chat, tokenizer, read_answers(request.answers))
     prm = load_prm(config.scoring.prm) if "." in config.scoring.prm.family else None
     trajectory = asyncio.run(play(config, task, chat, script, transcript))

@@ -12,6 +12,8 @@ def data_conflicts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
         if sources == []:
             none = "; null means that there are none" if key == "data.eval" else ""
             yield f"{key}: name one or more files of tasks{none}"
+    if data.eval_limit is not None and data.eval is None:
+        yield "data.eval_limit data.eval: there are no held-out tasks; name some, or set the first to null"
     if data.dataset_params and data.dataset is None:
         yield "data.dataset_params data.dataset: the parameters need a class; name it in data.dataset"
     if data.dataset is not None and data.columns:

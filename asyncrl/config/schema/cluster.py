@@ -123,7 +123,7 @@ class ClusterConfig:
         None, "number of torch threads of one actor; null: a share of the CPUs", "[1, inf)"
     )
     scorer_threads: int | None = option(
-        None, "number of torch threads of one scorer; null: a share of the CPUs", "[1, inf)"
+        None, "number of torch threads of one scorer; null: a share of the CPUs, or 1 if it only runs rules", "[1, inf)"
     )
     learner_threads: int | None = option(
         None, "number of torch threads of one learner rank; null: a share of the CPUs", "[1, inf)"

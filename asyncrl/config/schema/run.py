@@ -120,6 +120,19 @@ class DataConfig:
         "held-out tasks, given in the same forms as data.train",
         fixed="stored evaluations refer to rows of these files",
     )
+    limit: int | None = option(
+        None,
+        "maximum number of training tasks; if data.train has more rows, these tasks are evenly spread over them; null: "
+        "all rows",
+        "[1, inf)",
+        fixed="stored groups refer to tasks by their numbers, which depend on it",
+    )
+    eval_limit: int | None = option(
+        None,
+        "maximum number of held-out tasks, chosen from data.eval in the same way; null: all rows",
+        "[1, inf)",
+        fixed="stored evaluations refer to tasks by their numbers, which depend on it",
+    )
     columns: dict[str, str] = option(
         {},
         "maps fields of a task to columns of the files, such as {prompt: question, ground_truth: answer}; the fields "
@@ -189,6 +202,11 @@ class DataConfig:
     )
     band_revisit: int = option(4, "number of epochs after which a task outside data.band is tried again", "[1, inf)")
     images: ImagesConfig = field(default_factory=ImagesConfig)
+
+    @property
+    def evaluates_training_tasks(self) -> bool:
+        """True if the held-out tasks are exactly the training tasks."""
+        return self.eval == self.train and self.eval_limit == self.limit
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from asyncrl.config.schema import ClusterConfig, EngineConfig, LearnerConfig, ScoringConfig
-from asyncrl.config.schema.scoring import ScoringModelConfig, serves
+from asyncrl.config.schema.scoring import GROUP_KIND, ScoringModelConfig, serves
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.dealing import Wish, deal
 from asyncrl.launch.placement.pools import Node
@@ -24,6 +24,9 @@ class Demand:
     learner: LearnerConfig
     scorer_gpus: int
     """The number of GPUs that one scorer uses."""
+    scorer_computes: bool
+    """True if a scorer runs a model or a reward manager, which gain from threads. Rules run in processes of their
+    own."""
     rule_processes: int
     """The number of processes in which one scorer runs rules and the function of step rewards."""
     shards: int
@@ -134,10 +137,19 @@ def scorers_on(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> 
 
 def gpus_of_scorer(scoring: ScoringConfig) -> int:
     """Return the number of GPUs that one scorer uses."""
-    models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
-    local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
-    on_gpus = [model for model in local if model.device != "cpu"]
+    on_gpus = [model for model in _local_models(scoring) if model.device != "cpu"]
     return max((int(model.device.partition(":")[2] or 0) + model.gpus for model in on_gpus), default=0)
+
+
+def scorer_computes(scoring: ScoringConfig) -> bool:
+    """True if a scorer computes in its own threads: it runs a model, or a reward manager."""
+    return bool(_local_models(scoring)) or GROUP_KIND in serves(scoring)
+
+
+def _local_models(scoring: ScoringConfig) -> list[ScoringModelConfig]:
+    """The models that a scorer runs itself, not over HTTP."""
+    models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
+    return [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
 
 
 def _is_local(model: ScoringModelConfig) -> bool:

@@ -20,6 +20,7 @@ from asyncrl.launch.placement.demand import (
     actors_on,
     check_gpus,
     gpus_of_scorer,
+    scorer_computes,
     scorer_places,
     scorers_on,
     wishes_of,
@@ -82,6 +83,7 @@ def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = R
         config.engine,
         config.learner,
         scorer_gpus=gpus_of_scorer(config.scoring),
+        scorer_computes=scorer_computes(config.scoring),
         rule_processes=config.scoring.rule_processes * (1 if config.scoring.steps is None else 2),
         shards=config.replay.shards,
         replay_port=config.network.replay_port,
@@ -208,18 +210,18 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
         "actor": actors_on(demand, node, own) if "actor" in roles else 0,
         "learner": (cluster.learner_ranks or max(1, len(own["learner"]))) if "learner" in roles else 0,
     }
-    threads = min(MOST_THREADS, max(1, node.cpus // max(1, sum(counts.values()))))
+    threads = _threads(node.cpus, counts, demand)
     if "replay" in roles and node.index == 0:
         for shard in range(demand.shards):
             which = (f"replay.shard={shard}",) if demand.shards > 1 else ()
             port = demand.replay_port and demand.replay_port + shard
             yield PlacedRole("replay", "replay", which, node.pool, node.host, (), 1, 1, port)
     for index in range(counts["scoring"]):
-        gpus, torch = _part(own["scoring"], index, demand.scorer_gpus), cluster.scorer_threads or threads
+        gpus, torch = _part(own["scoring"], index, demand.scorer_gpus), cluster.scorer_threads or threads["scoring"]
         cpus = torch + demand.rule_processes
         yield PlacedRole("scoring", "scoring", (), node.pool, node.host, gpus, torch, cpus)
     for index in range(counts["actor"]):
-        torch = cluster.actor_threads or threads
+        torch = cluster.actor_threads or threads["actor"]
         gpus = _part(own["actor"], index, max(1, len(own["actor"]) // counts["actor"]))
         actor = PlacedRole("actor", "actor", (), node.pool, node.host, gpus, torch, torch)
         if engine.launches:
@@ -240,13 +242,26 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
     if "learner" in roles:
         arguments = [f"learner.node={node.index}"] if node.count > 1 else []
         arguments += [f"learner.memory={memory['learner']}"] if "learner" in memory else []
-        torch = cluster.learner_threads or threads
+        torch = cluster.learner_threads or threads["learner"]
         yield PlacedRole(
             *("learner", "learner", tuple(arguments), node.pool, node.host, own["learner"]),
             threads=torch,
             cpus=torch * counts["learner"],
             port=None if node.index else demand.weights_port,
         )
+
+
+def _threads(cpus: int, counts: Mapping[str, int], demand: Demand) -> dict[str, int]:
+    """Return torch's number of threads for a process of each role of a node: an equal share of its CPUs. `counts` has
+    the numbers of processes, ranks of the learner included.
+
+    A scorer that only runs rules gets one thread, and the others share the CPUs that it and its rules leave.
+    """
+    counts = dict(counts)
+    if not demand.scorer_computes:
+        cpus -= counts.pop("scoring") * (1 + demand.rule_processes)
+    share = min(MOST_THREADS, max(1, cpus // max(1, sum(counts.values()))))
+    return {"scoring": 1} | dict.fromkeys(counts, share)
 
 
 def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:

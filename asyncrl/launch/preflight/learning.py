@@ -1,11 +1,39 @@
-"""Checks before anything starts that the policy's layers support the options of the learner.
+"""Checks before anything starts that the policy's layers support the options of the learner, and that learning rates
+are not far too large.
 
 The learner's ranks would refuse the same options, but only after all roles have started.
 """
 
 from __future__ import annotations
 
-from asyncrl.config.schema import AlgorithmConfig, CriticConfig, LearnerConfig, ModelConfig
+import logging
+
+from asyncrl.config.schema import AlgorithmConfig, CriticConfig, ImplicitConfig, LearnerConfig, ModelConfig
+
+log = logging.getLogger("asyncrl.train")
+
+LARGE_LR, LARGE_LR_OF_ADAPTERS = 1e-3, 1e-2
+"""Learning rates above these are warned of. All optimizers have updates of AdamW's size: each moves a weight by about
+the learning rate, and the weights of a pretrained model are about 0.02."""
+
+
+def warn_of_large_rates(
+    model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig, learner: LearnerConfig
+) -> None:
+    """Log a warning for each learning rate that is larger than any usual one."""
+    rates = [("learner.lr", learner.lr, model.lora), ("critic.lr", critic.lr, critic.lora)]
+    if implicit.train:
+        rates.append(("implicit.lr", implicit.lr, implicit.lora))
+    for key, rate, lora in rates:
+        limit, usual = LARGE_LR, "1e-6 to 1e-5 for reinforcement learning, and up to 1e-4 for fine-tuning"
+        if lora.is_used:
+            limit, usual = LARGE_LR_OF_ADAPTERS, "1e-5 to 1e-3 for adapters"
+        if rate > limit:
+            log.warning(
+                "%s=%g is so large that the first updates may destroy the model: with learner.optimizer=%s, each "
+                "update moves a weight by about this much. Usual values are %s",
+                *(key, rate, learner.optimizer, usual),
+            )
 
 
 def check_learning(

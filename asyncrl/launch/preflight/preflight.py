@@ -18,7 +18,8 @@ from asyncrl.errors import ConfigError, DataError, StoreError, ToolError
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.episode import ManagerTrial
 from asyncrl.launch.preflight.grammars import check_grammars
-from asyncrl.launch.preflight.learning import check_learning
+from asyncrl.launch.preflight.held_out import warn_of_shared_tasks
+from asyncrl.launch.preflight.learning import check_learning, warn_of_large_rates
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import (
     check_adapters,
@@ -90,6 +91,8 @@ def preflight(
             check_algorithm(config)
             _probe_parts(config.algorithm, learner.group_size)
         trains = learner.epochs is not None or learner.total_steps > 0
+        if trains:
+            warn_of_large_rates(config.model, config.critic, config.implicit, learner)
         found.check(partial(check_play, actor, files, trains, trial))
         found.check(partial(check_agent, actor, config.data, config.model, files))
         found.check(partial(_check_models, config, open_own_chat, files, found))
@@ -99,6 +102,8 @@ def preflight(
             prepare = partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None
             rows = RowChecks(actor, scoring, tasks, open_own_chat, managers, measure, prepare)
             rows.run(files, trial, found, stop)
+        if trains and not found.any:  # An evaluation reads its tasks as training tasks, too.
+            warn_of_shared_tasks(config.data.train, config.data.eval, files)
     found.raise_all()
 
 
@@ -109,7 +114,7 @@ def _task_files(
     missing: Collection[str],
     found: Problems,
 ) -> list[TaskFile]:
-    """Return the tasks of data.train and data.eval that can be read. If both are the same files, they are returned only
+    """Return the tasks of data.train and data.eval that can be read. If both are the same tasks, they are returned only
     once.
 
     `make` makes the tasks of sources that roles cannot read themselves. `read` has the tasks that were read before.
@@ -119,11 +124,11 @@ def _task_files(
         with found.collected():
             if key in read:
                 files.append(read[key])
-            elif sources and key not in missing and not (files and sources == tasks.data.train):
+            elif sources and key not in missing and not (files and tasks.data.evaluates_training_tasks):
                 if found.any and tasks.made_file(sources) is not None:
                     continue
                 make(sources)
-                files.append(tasks.all(sources))
+                files.append(tasks.all(sources, held_out=key == "data.eval"))
     return files
 
 

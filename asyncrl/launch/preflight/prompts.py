@@ -1,4 +1,5 @@
-"""Measures the prompts of all tasks before anything starts, if the options for long prompts need it."""
+"""Measures prompts before anything starts: those of all tasks if the options for long prompts need it, and otherwise a
+sample, which shows an `actor.max_tokens` that is too small."""
 
 from __future__ import annotations
 
@@ -10,14 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.schema import DataConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, DataConfig, TrainConfig
 from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
 
 if TYPE_CHECKING:
+    from asyncrl.chat.chat import Chat
     from asyncrl.data.reading import TaskFile
 
 log = logging.getLogger("asyncrl.train")
+
+SAMPLED = 200
+"""The maximum number of prompts of a file that are measured if no option needs all lengths."""
+REFUSED_SHARE = 0.5
+"""The start is refused if at least this share of the sampled prompts leaves no room for an answer."""
 
 
 def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile], NDArray[np.int32]]) -> None:
@@ -46,6 +53,33 @@ def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile
         *(too_long.size, len(tasks), limit, lengths.max(), first),
     )
     tasks.left(lengths <= limit)
+
+
+def check_room(actor: ActorConfig, chat: Chat, tasks: TaskFile, stop: threading.Event | None = None) -> None:
+    """Measure up to SAMPLED prompts, evenly spread over the rows, with the tools of their tasks. Log a warning if some
+    of them leave no room for an answer within `actor.max_tokens`: the episodes of such a task fail.
+
+    Raises DataError: at least REFUSED_SHARE of them leave no room, or the chat template refuses a prompt; StoppedError:
+    `stop` was set meanwhile.
+    """
+    from asyncrl.tools.offered import Offer
+    from asyncrl.tools.prompts import measured
+
+    sample = tasks.spread(SAMPLED)
+    lengths = measured(chat, Offer(actor), sample, stop)
+    too_long = np.flatnonzero(lengths >= actor.max_tokens)
+    if not too_long.size:
+        return
+    problem = (
+        f"actor.max_tokens={actor.max_tokens} leaves no room for an answer in {too_long.size} of {len(sample)} prompts "
+        f"that were measured with system message and tools; the first is {sample.place(int(too_long[0]))} with "
+        f"{lengths[too_long[0]]} tokens, and the longest has {lengths.max()}. Raise actor.max_tokens to the longest "
+        "prompt plus the turns of an episode, or leave such tasks out: data.filter_overlong=true with "
+        f"data.max_prompt_length below {actor.max_tokens}"
+    )
+    if too_long.size >= REFUSED_SHARE * len(sample):
+        raise DataError(problem)
+    log.warning("%s", problem)
 
 
 def prompt_lengths(config: TrainConfig, stop: threading.Event | None, tasks: TaskFile) -> NDArray[np.int32]:
@@ -83,8 +117,8 @@ def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> No
     from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks
 
-    for sources in (config.data.train, config.data.eval):
+    for sources, held_out in ((config.data.train, False), (config.data.eval, True)):
         if sources:
             make_tasks(config, sources, anew=False)
             if config.data.filter_overlong:
-                prompt_lengths(config, stop, run_tasks(config).all(sources))
+                prompt_lengths(config, stop, run_tasks(config).all(sources, held_out))

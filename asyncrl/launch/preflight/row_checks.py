@@ -16,7 +16,7 @@ from asyncrl.config.schema import ActorConfig, ScoringConfig
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
 from asyncrl.launch.preflight.episode import ManagerTrial, check_episodes
 from asyncrl.launch.preflight.problems import Problems
-from asyncrl.launch.preflight.prompts import check_prompts
+from asyncrl.launch.preflight.prompts import check_prompts, check_room
 from asyncrl.launch.preflight.trial import TrialProcess
 
 if TYPE_CHECKING:
@@ -56,4 +56,6 @@ class RowChecks:
         with found.collected():
             for file in files:
                 check_prompts(self.tasks.data, file, self.measure)
+                if self.tasks.data.max_prompt_length is None:
+                    check_room(self.actor, self.open_chat(), file, stop)
         found.check(partial(check_group_demonstrations, self.tasks, self.actor, self.open_chat, files[:1], stop))

@@ -21,7 +21,7 @@ def check_same_tasks(tasks: RunTasks, run_dir: Path) -> None:
     check_same_files(run_dir, task_files(tasks), begun=names_tasks(run_dir))
     if not folders:
         return
-    now = pinned_tasks(tasks.usable(data.train), tasks.usable(data.eval) if data.eval else ())
+    now = pinned_tasks(tasks.usable(data.train), tasks.usable(data.eval, held_out=True) if data.eval else ())
     for folder in folders:
         with closing(StoreReader(folder)) as store, store.transaction() as tx:
             try:

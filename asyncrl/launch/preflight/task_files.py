@@ -14,7 +14,7 @@ from asyncrl.errors import DataError
 
 def read_files(tasks: RunTasks) -> dict[str, TaskFile]:
     """Map `data.train` and `data.eval` to their tasks, if all roles read these tasks from files of this machine. If
-    both name the same files, only `data.train` is in the result.
+    both are the same tasks, only `data.train` is in the result.
 
     Missing files are left to other checks. Raises DataError, with a line for each key: its files cannot be used, or its
     sources make training tasks again.
@@ -22,11 +22,12 @@ def read_files(tasks: RunTasks) -> dict[str, TaskFile]:
     data, read, problems = tasks.data, dict[str, TaskFile](), list[str]()
     missing = missing_data(data, None)
     for key, sources in {"data.train": data.train, "data.eval": data.eval}.items():
-        if not sources or key in missing or (key == "data.eval" and sources == data.train):
+        held_out = key == "data.eval"
+        if not sources or key in missing or (held_out and data.evaluates_training_tasks):
             continue
         if tasks.made_file(sources) is None and not any(each.startswith(ELSEWHERE) for each in sources):
             try:
-                read[key] = tasks.all(sources)
+                read[key] = tasks.all(sources, held_out)
             except DataError as error:
                 problems.append(str(error))
     try:

@@ -21,7 +21,7 @@ from asyncrl.runs.report.episodes import sample_episodes, visible
 from asyncrl.runs.report.plots import data_plots, learning_plots, speed_plots
 from asyncrl.runs.report.reported import ReportedRun, read_run
 from asyncrl.runs.report.svg import DrawnPlot, Plot, draw, short
-from asyncrl.runs.summary import summary_rows
+from asyncrl.runs.summary_text import summary_rows
 
 FOLDER = Path(__file__).parent / "templates"
 GIB = 1 << 30

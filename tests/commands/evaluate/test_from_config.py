@@ -106,6 +106,28 @@ def test_a_run_is_evaluated_on_its_own_held_out_tasks_unless_others_are_named(ru
         requested(str(run), None, 8, None, [], None)
 
 
+def test_the_limit_of_a_run_is_for_its_own_held_out_tasks_and_a_word_sets_one_for_others(
+    run: Path, tmp_path: Path
+) -> None:
+    tasks, file = str(tmp_path / "tasks.parquet"), run / "config.yaml"
+    values = yaml.safe_load(file.read_text())
+    values["data"].update(eval=[tasks, tasks], eval_limit=5, limit=7)
+    file.write_text(yaml.safe_dump(values))
+
+    def limits(data: str | None, *words: str) -> tuple[int | None, int | None]:
+        asked = requested(str(run), data, 8, None, words, None)
+        found = without_training(asked.read(), asked, run / "evaluations" / "one").data
+        return found.limit, found.eval_limit
+
+    assert limits(None) == (5, 5)
+    assert limits(tasks) == (None, None)
+    assert limits(tasks, "data.eval_limit=3") == limits(None, "data.eval_limit=3") == (3, 3)
+    asked = EvaluationRequest(None, "a model", [tasks], 1, ["data.eval_limit=2"])
+    assert asked.read().data.eval_limit == 2
+    with pytest.raises(ConfigError, match=r"data\.limit: data\.eval_limit is the maximum number"):
+        limits(None, "data.limit=3")
+
+
 def test_the_models_of_two_runs_have_a_folder_each() -> None:
     names = [
         _folder(RunConfig(), EvaluationRequest(None, model, ["test.parquet"], 8, ()), None).name

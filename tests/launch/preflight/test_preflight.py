@@ -97,7 +97,10 @@ def test_a_prompt_that_ends_with_the_assistant_does_not_start(tmp_path: Path):
 
 @pytest.mark.parametrize("family", ["llama3_1", "hermes3", "deepseek_v3"])
 def test_several_tools_start_under_templates_that_show_one_call_or_have_one_for_tools(tmp_path: Path, family: str):
-    preflight(config_of(tmp_path, family, ["system", "user"], ["calculator", "python"]))
+    config = config_of(tmp_path, family, ["system", "user"], ["calculator", "python"])
+    tiny_model(max_position_embeddings=1024).save_pretrained(tmp_path / "model")
+    config.actor.max_tokens = config.engine.max_length = 1024
+    preflight(config)
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path: Path):
@@ -105,6 +108,32 @@ def test_a_model_without_a_tokenizer_is_named(tmp_path: Path):
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match=r"model\.path=.*model: its tokenizer cannot be loaded"):
         preflight(config)
+
+
+def test_prompts_that_fill_the_whole_context_do_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.actor.max_tokens = config.engine.max_length = 4
+    [refused] = refusals(config)
+    assert refused.startswith("actor.max_tokens=4 leaves no room for an answer in 1 of 1 prompts")
+
+
+def test_a_start_warns_of_shared_held_out_tasks_and_of_large_learning_rates_and_an_evaluation_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    (tmp_path / "other.parquet").write_bytes((tmp_path / "tasks.parquet").read_bytes())
+    config.data.eval = [str(tmp_path / "other.parquet")]
+    start(config)
+    assert "data.eval: 1 of 1 held-out tasks have the prompt of a training task" in caplog.text
+    config.learner.lr = 3.0
+    caplog.clear()
+    start(config)
+    assert "learner.lr=3 is so large" in caplog.text
+    config.learner.steps = 0
+    caplog.clear()
+    start(config)
+    assert "held-out" not in caplog.text
+    assert "learner.lr" not in caplog.text, "an evaluation trains nothing"
 
 
 def test_a_source_that_is_a_run_and_not_its_replay_folder_does_not_start(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from asyncrl.chat.prompt_lengths import cut_prompt, prompt_tokens
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
+from asyncrl.data.layout import RowLayout
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError, StoppedError
 from asyncrl.launch.preflight.epochs import count_steps
-from asyncrl.launch.preflight.prompts import check_prompts, prepare_data, prompt_lengths
+from asyncrl.launch.preflight.prompts import check_prompts, check_room, prepare_data, prompt_lengths
 from asyncrl.replay.from_config import replay_settings
 from tests.episode.fakes import CHATML, make_tokenizer
 from tests.helpers import make_task
@@ -67,6 +69,70 @@ def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
     assert config.learner.steps == 3
     config.replay.shards = 2
     assert [task.id for task in replay_settings(config).feed.tasks] == [task.id for task in tasks]
+
+
+def test_a_start_is_refused_if_half_of_the_sampled_prompts_leave_no_room_for_an_answer(config: TrainConfig) -> None:
+    config.actor.max_tokens = 40
+    tasks = [make_task(row, messages=[{"role": "user", "content": (SHORT, LONG)[row % 2]}]) for row in range(4)]
+    write_tasks(Path(config.data.train[0]), tasks)
+    message = r"actor.max_tokens=40 leaves no room .* in 2 of 4 prompts .* the first is .*tasks.parquet: row 1 with"
+    with pytest.raises(DataError, match=message):
+        check_room(config.actor, open_chat(config), TaskFile(config.data.train))
+
+
+def test_a_few_prompts_without_room_are_only_warned_of(config: TrainConfig, caplog: pytest.LogCaptureFixture) -> None:
+    config.actor.max_tokens = 40
+    check_room(config.actor, open_chat(config), TaskFile(config.data.train))
+    assert "in 2 of 5 prompts" in caplog.text
+    caplog.clear()
+    config.actor.max_tokens = 4096
+    check_room(config.actor, open_chat(config), TaskFile(config.data.train))
+    assert not caplog.records
+
+
+def test_tools_and_system_message_count_against_the_room_of_an_answer(config: TrainConfig) -> None:
+    chat = open_chat(config)
+    bare = len(chat.prompt(TaskFile(config.data.train)[0].messages, []))
+    config.actor.max_tokens = bare + 60
+    rows = [make_task(row, messages=[{"role": "user", "content": SHORT}]) for row in range(2)]
+    write_tasks(Path(config.data.train[0]), rows)
+    check_room(config.actor, chat, TaskFile(config.data.train))
+    with pytest.raises(DataError, match="in 2 of 2 prompts"):
+        check_room(replace(config.actor, tools=["calculator"]), chat, TaskFile(config.data.train))
+    layout = RowLayout({}, "Answer with a number alone. " * 9, False)
+    with pytest.raises(DataError, match="in 2 of 2 prompts"):
+        check_room(config.actor, chat, TaskFile(config.data.train, None, layout))
+
+
+def test_of_many_prompts_an_even_sample_is_measured(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.launch.preflight.prompts.SAMPLED", 3)
+    config.actor.max_tokens = 2
+    with pytest.raises(DataError, match="in 3 of 3 prompts"):
+        check_room(config.actor, open_chat(config), TaskFile(config.data.train))
+
+
+def test_limits_choose_tasks_before_long_prompts_are_left_out(config: TrainConfig) -> None:
+    config.data.limit, config.data.eval_limit = 3, 2
+    config.data.eval = config.data.train
+    tasks = run_tasks(config)
+    assert [task.id for task in tasks.usable(config.data.train)] == [f"test/tasks/{row}" for row in (0, 2, 4)]
+    assert [task.id for task in tasks.usable(config.data.eval, held_out=True)] == ["test/tasks/0", "test/tasks/4"]
+    config.data.limit, config.data.filter_overlong = 5, True
+    prepare_data(config)
+    tasks = run_tasks(config)
+    assert [task.id for task in tasks.usable(config.data.train)] == [f"test/tasks/{row}" for row in (0, 2, 4)]
+    assert len(tasks.usable(config.data.eval, held_out=True)) == 2
+    assert len(list((Path(config.run.dir) / "run" / "prompt_lengths").iterdir())) == 2
+
+
+def test_long_prompts_that_a_limit_leaves_out_are_not_refused(config: TrainConfig) -> None:
+    config.data.limit = 3
+    check_prompts(config.data, run_tasks(config).all(config.data.train), partial(prompt_lengths, config, None))
+
+
+def test_a_limit_of_held_out_tasks_needs_held_out_tasks(config: TrainConfig) -> None:
+    config.data.eval_limit = 3
+    assert any(each.startswith("data.eval_limit=3 with data.eval=null") for each in refusals(config))
 
 
 def test_a_signal_ends_the_measuring(config: TrainConfig) -> None:

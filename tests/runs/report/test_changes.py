@@ -14,7 +14,8 @@ from asyncrl.runs.report.comparison import compare
 from asyncrl.runs.report.page import run_page
 from asyncrl.runs.report.reported import read_run
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import summarise, summary_rows
+from asyncrl.runs.summary import summarise
+from asyncrl.runs.summary_text import summary_rows
 from tests.runs.support import write_changes, write_run
 
 LOWERED = ConfigChange(4, "learner.lr", 0.5, 0.25, 1000)

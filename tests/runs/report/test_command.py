@@ -26,7 +26,7 @@ from asyncrl.runs.report.comparison import compare
 from asyncrl.runs.report.page import write_report
 from asyncrl.runs.report.reported import read_run
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import write_summary
+from asyncrl.runs.summary_text import write_summary
 from tests.helpers import status_of
 from tests.observe.kept.examples import from_utf8, write_examples
 from tests.runs.support import learner_row, write_run

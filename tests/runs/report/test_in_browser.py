@@ -19,7 +19,7 @@ from asyncrl.runs.report.comparison import compare
 from asyncrl.runs.report.page import write_report
 from asyncrl.runs.report.reported import read_run
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import write_summary
+from asyncrl.runs.summary_text import write_summary
 from tests.dashboard.browser import Browser, browse, needs_chromium
 from tests.observe.kept.examples import example_episode, from_utf8, utf8
 from tests.runs.inspect.support import make_run as make_store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from asyncrl.compat.rows import Row, Setting, at_home, dotted, made, none, same, used
 from asyncrl.compat.verl.configuration.async_rows import BATCH, PROMPTS, is_fully_async, prompts_of_step
@@ -30,6 +30,17 @@ def _files(key: str, here: str) -> Row:
 
     default = f"~/data/rlhf/gsm8k/{'train' if key == TRAIN else 'test'}.parquet"
     return made(key, f"`{here}`", default, "One file or a list; `~` becomes the home folder.", files)
+
+
+_LIMIT = "The same number; a negative one is null. The tasks are evenly spread over the rows, not drawn at random."
+
+
+def _limit(there: str, here: str) -> Callable[[VerlConfig], Iterator[Setting | str]]:
+    def limit(source: VerlConfig) -> Iterator[Setting | str]:
+        if (source[there] or -1) > 0:
+            yield here, source[there]
+
+    return limit
 
 
 def _batch(source: VerlConfig) -> Iterator[Setting | str]:
@@ -167,11 +178,8 @@ ROWS = (
         "The same values.",
         _template,
     ),
-    none(
-        "data",
-        "train_max_samples val_max_samples",
-        "All rows are read: make a smaller file.",
-    ),
+    made("data.train_max_samples", "`data.limit`", -1, _LIMIT, _limit("data.train_max_samples", "data.limit")),
+    made("data.val_max_samples", "`data.eval_limit`", -1, _LIMIT, _limit("data.val_max_samples", "data.eval_limit")),
     none(
         "data",
         "tokenizer use_shm val_batch_size return_raw_input_ids return_raw_chat return_full_prompt "

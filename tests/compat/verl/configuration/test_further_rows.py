@@ -110,3 +110,9 @@ def test_adapters_of_patterns_of_the_critic_and_of_other_kinds() -> None:
     settings = from_words("algorithm.adv_estimator=gae", *critic).settings
     assert [settings[f"critic.lora.{name}"] for name in ("rank", "alpha", "targets")] == [16, 8, ["all-linear"]]
     assert "critic.lora.rank" not in from_words("algorithm.adv_estimator=grpo", *critic).settings
+
+
+def test_the_largest_numbers_of_samples_are_limits_of_tasks_and_negative_ones_are_none() -> None:
+    settings = from_words("data.train_max_samples=1000", "data.val_max_samples=200").settings
+    assert (settings["data.limit"], settings["data.eval_limit"]) == (1000, 200)
+    assert not {"data.limit", "data.eval_limit"} & set(from_words("data.train_max_samples=-1").settings)
