@@ -133,7 +133,7 @@ class Tokens:
     - `returns` float32[N]: the critic's targets
     - `weights` float32[N]: importance weights
     - `rejected` int32[N]: bit k is set where the k-th correction drops the token
-    - `selected` bool[N]: true on the tokens that the loss treats specially
+    - `selected` bool[N] or float[N]: how the loss treats the token (`Loss.select`)
     - `lag` int64[N]: the learner's version minus the token's
     - `streams` float32[N, K]: the token's weight in each of the K loss streams
     - `centres`: the means of the advantages and returns of the whole batch
@@ -168,7 +168,7 @@ class Tokens:
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
         _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
-        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "selected", "measured"))
+        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "measured"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are not None, by name."""

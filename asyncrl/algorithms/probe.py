@@ -31,7 +31,7 @@ _Result = tuple[str, Any, int | None, torch.dtype | None]
 _RETURNS = {
     "advantage": "`__call__` must return an Estimate with float[M] (with a critic, returns float[M] too), and `scores` "
     "of a SequenceAdvantage float[S]",
-    "loss": "`__call__` must return TokenLosses with float[M], and `select` bool[M]",
+    "loss": "`__call__` must return TokenLosses with float[M], and `select` bool[M] or float[M]",
     "correction": "`weigh` must return float[M] or None, and `keep` bool[M] or None",
     "kl": "`form` must return float[M]",
     "aggregation": "`__call__` must return a scalar tensor",
@@ -114,8 +114,9 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
         case Loss():
             selected = None
             if part.selects:
-                selected = part.select(Candidates(old, advantages, torch.linspace(0, 0.9, size), torch.clone))
-                yield "`select`", selected, size, torch.bool
+                draw = torch.linspace(0, 0.9, size)
+                selected = part.select(Candidates(view, old * 1.1, old, advantages, draw, torch.clone))
+                yield "`select`", selected, size, None
             losses = part(Updates(view, now, old, old, advantages, selected))
             yield "`losses` of its TokenLosses", losses.losses, size, None
             for name, mark in losses.marks.items():
