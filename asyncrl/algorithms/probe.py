@@ -18,6 +18,7 @@ from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.loss_streams import LossStream
 from asyncrl.algorithms.losses.base import Candidates, Loss, Updates
 from asyncrl.algorithms.losses.value import Value
+from asyncrl.algorithms.lr_scale import PREFIX, LrScale
 from asyncrl.algorithms.parts import Part
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.rewards.base import Reward
@@ -38,6 +39,7 @@ _RETURNS = {
     "reward": "`__call__` must return float[S]",
     "value": "`__call__` must return float[M] and bool[M]",
     "stream": "`__call__` must return TokenLosses with float[M]",
+    "lr_scale": f"`sums` must return scalar tensors whose names begin with {PREFIX}, and `__call__` a number",
 }
 
 
@@ -56,6 +58,7 @@ def probe_parts(config: AlgorithmConfig, group_size: int) -> None:
         parts.kl,
         parts.aggregation,
         parts.value,
+        parts.lr_scale,
     )
     own = [part for part in chosen if not type(part).__module__.startswith("asyncrl.")]
     if problems := [problem for part in own if (problem := _problem(part, 2 * group_size))]:
@@ -151,6 +154,11 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             errors, clipped = part(now, old, advantages)
             yield "the first result of `__call__`", errors, size, None
             yield "the second result of `__call__`", clipped, size, torch.bool
+        case LrScale():
+            sums = part.sums(view, old / 10)
+            for name, value in sums.items():
+                yield f"the sum {name!r}", value if name.startswith(PREFIX) else None, None, None
+            yield "`__call__`", torch.tensor(part({name: float(value) for name, value in sums.items()})), None, None
 
 
 def _episodes(count: int, reads: Sequence[str]) -> Episodes:

@@ -28,6 +28,7 @@ HOMES = {
     "reward": "rewards",
     "value": "losses.value",
     "stream": "loss_streams",
+    "lr_scale": "lr_scale",
 }
 """The module of each kind within asyncrl.algorithms. The kinds are keys of the section `algorithm`."""
 

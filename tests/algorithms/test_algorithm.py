@@ -76,7 +76,7 @@ COMPOSITIONS = {
         "correction": [("mask", {}), "opsm"],
         "proximal": "interpolate",
     },
-    "kpop": {"correction": [("kpop", {"phi": 0.02}), "opsm"], "advantage": "rloo"},
+    "kpop": {"correction": [("kpop", {"phi": 0.02}), "opsm"], "advantage": "rloo", "lr_scale": "ess"},
     "sat": {"loss": ("sat", {"quantile": 0.6}), "correction": ["zero_variance"]},
     "sat_gspo": {"loss": ("sat_gspo", {"quantile": 0.6, "clip_low": 0.1}), "correction": ["veto"], "kl": "k3"},
     "remax": {"advantage": "remax", "loss": "cispo", "correction": [TRUNCATE], "greedy_sibling": True},
