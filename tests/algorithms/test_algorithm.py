@@ -56,6 +56,11 @@ COMPOSITIONS = {
         "aggregation": "token-sum",
     },
     "impala": {"advantage": "vtrace", "loss": "gpg", "correction": [], "kl": ("k1", {"place": "reward"})},
+    "stable_reinforce": {
+        "advantage": "reinforce_pp",
+        "loss": ("stable_reinforce", {"bound": 1.2}),
+        "correction": [TRUNCATE, ("outliers", {"sigmas": 1.5})],
+    },
     "tis": {
         "advantage": "reinforce_pp_baseline",
         "loss": "reinforce",
