@@ -59,9 +59,9 @@ class Ess(LrScale):
     """Smaller updates if few sequences dominate the minibatch, because their importance weights are far larger than the
     others'.
 
-    Formula: f(min(1, rho / base)), with f the square root (rule=sqrt) or the identity (rule=linear), and the effective
-    sample size rho = (sum w)^2 / (S sum w^2) over the S sequences of the minibatch; w = pi_theta(y) / mu(y), the product
-    over the policy tokens of the sequence that no correction dropped
+    Formula: min(1, rho / base), or its square root with rule=sqrt. rho = (sum w)^2 / (S sum w^2) is the effective
+    sample size of the S sequences of the minibatch. Their weights are w = pi_theta(y) / mu(y), the product over the
+    policy tokens that no correction dropped
     Use: for old data; sqrt fits AdamW, and linear plain gradient descent. If even fresh data have a rho below 1, since
     engine and learner compute different log-probs, set base to it
     Source: Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs, 2026 (VCPO)

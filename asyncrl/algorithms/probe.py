@@ -157,7 +157,9 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
         case LrScale():
             sums = part.sums(view, old / 10)
             for name, value in sums.items():
-                yield f"the sum {name!r}", value if name.startswith(PREFIX) else None, None, None
+                if not name.startswith(PREFIX):
+                    raise ValueError(f"the sum {name!r} does not begin with {PREFIX}")
+                yield f"the sum {name!r}", value, None, None
             yield "`__call__`", torch.tensor(part({name: float(value) for name, value in sums.items()})), None, None
 
 

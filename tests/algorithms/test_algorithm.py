@@ -93,6 +93,7 @@ COMPOSITIONS = {
         "kl": f"{OWN}.Quartic",
         "aggregation": f"{OWN}.HalfMean",
         "reward": [f"{OWN}.Short"],
+        "lr_scale": f"{OWN}.Cautious",
     },
     "otb": {
         "advantage": ("optimal_token_baseline", {"cap": 1.3, "gamma": 0.9, "step_weight": 0.5}),

@@ -24,12 +24,11 @@ VALUES = torch.tensor([9, 0.2, 0.4, 9, 0.3, 9, 0.5], dtype=torch.float64)
 
 
 def branched(tokens: Tokens, seed: int) -> Tokens:
-    """The tokens, whose sequences have up to four branches of any lengths, some of them without policy tokens."""
+    """The tokens, whose sequences have several branches of any lengths, some of them without policy tokens."""
     chance = torch.rand(len(tokens.mask), generator=torch.Generator().manual_seed(seed))
-    begins = (chance < 0.25).long()
-    begins[tokens.position == 0] = 0
-    count = begins.cumsum(0)
-    return replace(tokens, branch=count - count[tokens.sequence.diff(prepend=tokens.sequence[:1] - 1) != 0][tokens.sequence])
+    begun = ((chance < 0.25) & (tokens.position > 0)).long().cumsum(0)
+    first = begun[tokens.position == 0]
+    return replace(tokens, branch=begun - first[tokens.sequence])
 
 
 def by_loops(episodes: Episodes, tokens: Tokens, gamma: float, lam: float) -> tuple[list[float], list[float]]:
@@ -38,17 +37,16 @@ def by_loops(episodes: Episodes, tokens: Tokens, gamma: float, lam: float) -> tu
     for row in range(episodes.count):
         places = [place for place in range(len(tokens.mask)) if tokens.sequence[place] == row and tokens.mask[place]]
         branches = [int(tokens.branch[place]) for place in places]
-        for at, place in enumerate(places):
-            own = [each for each, branch in zip(places, branches, strict=True) if branch == branches[at] and each >= place]
-            deltas = []
-            for t, each in enumerate(own):
-                is_last = t == len(own) - 1
-                reward = float(episodes.reward[row]) if is_last else 0.0
-                deltas.append(reward + (0 if is_last else gamma * float(tokens.values[own[t + 1]])) - float(tokens.values[each]))
-            local = sum((gamma * lam) ** t * delta for t, delta in enumerate(deltas))
-            later = sum(branch > branches[at] for branch in branches)
-            advantages.append((gamma * lam) ** later * local)
-            returns.append(local + float(tokens.values[place]))
+        values = [float(tokens.values[place]) for place in places]
+        for at, branch in enumerate(branches):
+            own = [each for each in range(at, len(places)) if branches[each] == branch]
+            local = 0.0
+            for distance, each in enumerate(own):
+                is_last = each == own[-1]
+                target = float(episodes.reward[row]) if is_last else gamma * values[each + 1]
+                local += (gamma * lam) ** distance * (target - values[each])
+            advantages.append((gamma * lam) ** sum(other > branch for other in branches) * local)
+            returns.append(local + values[at])
     return advantages, returns
 
 

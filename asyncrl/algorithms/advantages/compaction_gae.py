@@ -13,15 +13,16 @@ class CompactionGae(TokenAdvantage):
     """Generalised advantage estimation for agents that compact their context: it runs within each branch of an episode,
     and earlier branches get less credit, by the number of tokens that follow them.
 
-    Formula: A_t = (gamma lam)^n A'_t, with A'_t = delta_t + gamma lam A'_{t+1} within the branch, where each branch ends
-    with the whole reward and the value 0, and n the number of policy tokens in the episode's later branches; the
-    critic's target is R_t = A'_t + V_t
+    Formula: A_t = (gamma lam)^n B_t, with B_t = delta_t + gamma lam B_{t+1} within the branch. n is the number of policy
+    tokens in the episode's later branches. Each branch ends with the whole reward and the value 0. The critic's target
+    is R_t = B_t + V_t
     Use: with a critic, if agents summarise or rewrite their history; choose aggregation token-mean. gae would compare
     the value at the end of a branch with the value of another context
     Source: CompactionRL: Reinforcement Learning with Context Compaction for Long-Horizon Agents, 2026 (equations 13 and
     14); VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks, 2025 (alpha)
     Caveat: with lam well below 1, branches far from the end learn nothing. CompactionRL uses alpha=1.5; it does not say
-    if l is the length of the branch or of the episode (here: of the episode), nor what the critic learns.
+    if l is the length of the branch or of the episode (here: of the episode), nor what the critic learns. Branches that
+    ran at the same time count as one after the other.
     """
 
     name = "compaction_gae"

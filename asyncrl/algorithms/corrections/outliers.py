@@ -13,8 +13,8 @@ class Outliers(Correction):
     Formula: drop a token if |A - m| > sigmas s, with m the mean and s the standard deviation of A over all N policy
     tokens
     Use: with whitened advantages, where a batch of nearly equal rewards gives a few tokens huge advantages
-    Source: R1-Reward: Training Multimodal Reward Model Through Stable Reinforcement Learning, 2025 (the advantage filter
-    of StableReinforce)
+    Source: R1-Reward: Training Multimodal Reward Model Through Stable Reinforcement Learning, 2025 (the filter of
+    advantages in StableReinforce)
     Caveat: rare successes are such outliers, too: a policy that solves one episode in twenty would not learn from it.
     """
 

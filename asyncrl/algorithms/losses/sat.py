@@ -15,14 +15,14 @@ class Sat(ClippedLoss):
     """PPO with a staleness-adaptive trust region: the clip is narrower for the tokens that the policy has moved away
     from most, on the side to which it has moved.
 
-    Formula: -min(r A, clip(r, 1 - clip_low c_low, 1 + clip_high c_high) A), with r = pi_theta / mu, d = log pi_prox -
-    log mu, and q the quantile of |d| over all policy tokens; c_high = 1 / (1 + (d / q)^2) where d > q, c_low the same
-    where d < -q, and both are 1 elsewhere and where q = 0
+    Formula: -min(r A, clip(r, 1 - clip_low c_low, 1 + clip_high c_high) A), with r = pi_theta / mu. c_high = 1 / (1 +
+    (d / q)^2) where d > q > 0, and c_low is the same where d < -q < 0. Elsewhere they are 1. d = log pi_prox - log mu,
+    and q is the quantile of |d| over all policy tokens
     Use: for old data: PPO's clip treats all tokens alike, and the few that have moved far make training unstable
     Source: Stale but Stable: Staleness-Adaptive Trust Regions for Stabilizing Asynchronous Reinforcement Learning, 2026
     (equations 3.1 to 3.6)
-    Caveat: the paper takes d and q anew in every micro-batch. Here both are fixed at the start of the step and q is
-    over the whole batch, so that the loss does not depend on the micro-batches. pi_theta / mu is the whole ratio, so no
+    Caveat: the paper computes d and q in every micro-batch. Here both are fixed at the start of the step and q is over
+    the whole batch, so that the loss does not depend on the micro-batches. pi_theta / mu is the whole ratio, so no
     correction may set weights.
     """
 
