@@ -59,7 +59,9 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
 
 def _proximal_conflicts(parts: Composition) -> Iterator[str]:
     setting, advantage = f"algorithm.proximal={parts.proximal}", parts.advantage
-    by_ratio = [part.name for part in (*parts.corrections, advantage, parts.loss) if part.uses_ratio]
+    by_ratio = [rule.name for rule in parts.corrections if rule.uses_ratio]
+    by_ratio += [advantage.name] if advantage.uses_ratio else []
+    by_ratio += [parts.loss.name] if parts.loss.uses_ratio else []
     if parts.proximal == "behaviour" and by_ratio:
         yield (
             f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(by_ratio)} would do nothing: set "

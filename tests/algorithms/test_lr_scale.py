@@ -111,7 +111,7 @@ def test_by_default_the_learning_rate_is_that_of_the_schedule():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("vcpo", r"algorithm.lr_scale=vcpo: use one of ess, none"),
+        ("vcpo", r"algorithm.lr_scale=vcpo: did you mean the preset algorithm=vcpo"),
         (("ess", {"base": 0.0}), r"algorithm.lr_scale ess: base=0.0: it must be a number in \(0, 1\]"),
         (("ess", {"base": 1.5}), r"base=1.5: it must be a number in"),
         (("ess", {"rule": "cube"}), r"rule='cube': it must be one of sqrt, linear"),

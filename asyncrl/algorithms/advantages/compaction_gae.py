@@ -13,9 +13,9 @@ class CompactionGae(TokenAdvantage):
     """Generalised advantage estimation for agents that compact their context: it runs within each branch of an episode,
     and earlier branches get less credit, by the number of tokens that follow them.
 
-    Formula: A_t = (gamma lam)^n B_t, with B_t = delta_t + gamma lam B_{t+1} within the branch. n is the number of policy
-    tokens in the episode's later branches. Each branch ends with the whole reward and the value 0. The critic's target
-    is R_t = B_t + V_t
+    Formula: A_t = (gamma lam)^n B_t, with B_t = delta_t + gamma lam B_{t+1} within the branch. n is the number of
+    policy tokens in the episode's later branches. Each branch ends with the whole reward and the value 0. The critic's
+    target is R_t = B_t + V_t
     Use: with a critic, if agents summarise or rewrite their history; choose aggregation token-mean. gae would compare
     the value at the end of a branch with the value of another context
     Source: CompactionRL: Reinforcement Learning with Context Compaction for Long-Horizon Agents, 2026 (equations 13 and

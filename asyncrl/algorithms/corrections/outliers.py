@@ -29,4 +29,6 @@ class Outliers(Correction):
         values = ages.advantages.double()
         total, count = ages.reduce(torch.stack([values.sum(), values.new_tensor(values.numel())]))
         squares = (values - total / count.clamp(min=1)).square()
-        return squares <= self.sigmas**2 * ages.reduce(squares.sum()) / count.clamp(min=1)
+        variance = ages.reduce(squares.sum()) / count.clamp(min=1)
+        kept: Tensor = squares <= self.sigmas**2 * variance
+        return kept
