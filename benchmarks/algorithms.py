@@ -145,9 +145,9 @@ def correction_rows(episodes: Episodes, tokens: Tokens, runs: int) -> Iterator[R
             rules.insert(0, _part("correction", "truncate"))
 
         def work(rules: Any = rules) -> None:
-            behaviour = view.take(tokens.behaviour)
-            log_w = clamp_log(view.take(proximal) - behaviour)
-            ages = Ages(view, log_w, log_w, behaviour=behaviour, reduce=alone, episodes=episodes)
+            behaviour, prox = view.take(tokens.behaviour), view.take(proximal)
+            log_w = clamp_log(prox - behaviour)
+            ages = Ages(view, log_w, log_w, behaviour=behaviour, proximal=prox, reduce=alone, episodes=episodes)
             for bit, rule in enumerate(rules):
                 ages = ages.after(bit, rule)
             for result in (ages.weights, ages.rejected):

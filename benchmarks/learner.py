@@ -130,8 +130,8 @@ class Timed(Trainable[Policy]):
 
     watch: Stopwatch
 
-    def update(self, step: int) -> UpdateResult:
-        update: UpdateResult = self.watch("update", lambda: super(Timed, self).update(step))
+    def update(self, step: int, scale: float = 1.0) -> UpdateResult:
+        update: UpdateResult = self.watch("update", lambda: super(Timed, self).update(step, scale))
         return update
 
 

@@ -16,7 +16,8 @@ In reading order:
   an aggregation or a change of rewards
 - batch.py: the episodes and tokens that the parts get; policy_tokens.py: the selection of policy tokens
 - from_config.py, composition.py, conflicts.py: the parts that the configuration names, and the forbidden combinations
-- step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss, in every pass
+- step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss, in every pass;
+  lr_scale.py: the size of each update
 - algorithm.py: `Algorithm`, the only class that the learner calls; metrics.py: the numbers of a step
 
 A new part is a new file in advantages/, losses/, corrections/ or rewards/. Discuss a change of an existing formula
@@ -31,6 +32,7 @@ from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.loss_streams import LossStream
 from asyncrl.algorithms.losses.base import Candidates, Loss, TokenLosses, Updates
 from asyncrl.algorithms.losses.value import Value
+from asyncrl.algorithms.lr_scale import LrScale
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.policy_tokens import PolicyTokens, Segments
 from asyncrl.algorithms.rewards.base import Reward
@@ -46,6 +48,7 @@ __all__ = [
     "Kl",
     "Loss",
     "LossStream",
+    "LrScale",
     "PolicyTokens",
     "Reward",
     "Rollouts",

@@ -21,6 +21,7 @@ from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.from_config import composition_of
 from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
 from asyncrl.algorithms.losses.value import value_loss
+from asyncrl.algorithms.lr_scale import PREFIX
 from asyncrl.algorithms.metrics import level_groups, summarise
 from asyncrl.algorithms.step_advantages import prepare
 from asyncrl.algorithms.step_loss import importance, loss_of_pass
@@ -111,6 +112,16 @@ class Algorithm:
         A weight is 0 where `loss` drops the token. Log-probs and weights are 0 where `tokens.mask` is false.
         """
         return importance(self.parts, logprobs, tokens)
+
+    @property
+    def scales_lr(self) -> bool:
+        """True if `lr_scale` may differ from 1."""
+        return self.parts.lr_scale.name != "none"
+
+    def lr_scale(self, sums: Mapping[str, Tensor]) -> float:
+        """The factor of the policy's learning rate in an update, from `sums` over all of its micro-batches and ranks.
+        Only the sums with the prefix PREFIX of lr_scale.py are read."""
+        return self.parts.lr_scale({name: float(value) for name, value in sums.items() if name.startswith(PREFIX)})
 
     def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic's loss of this micro-batch, and sums for `summary`. `values` float[N] has a gradient."""

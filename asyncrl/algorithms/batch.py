@@ -115,6 +115,8 @@ class Tokens:
     - `restricted` bool[N]: true if a grammar restricted the token (see restricted_tokens.py). None: no token was
       restricted
     - `demonstrated` bool[N]: true on the tokens of demonstrations (see demonstrations.py). None: there are none
+    - `branch` int64[N]: the index of the token's branch in its sequence, ascending. An agent that rewrote its history,
+      for example by a summary, began a branch. None: each sequence is one branch
 
     The learner sets these during training:
 
@@ -133,7 +135,7 @@ class Tokens:
     - `returns` float32[N]: the critic's targets
     - `weights` float32[N]: importance weights
     - `rejected` int32[N]: bit k is set where the k-th correction drops the token
-    - `selected` bool[N]: true on the tokens that the loss treats specially
+    - `selected` bool[N] or float[N]: how the loss treats the token (`Loss.select`)
     - `lag` int64[N]: the learner's version minus the token's
     - `streams` float32[N, K]: the token's weight in each of the K loss streams
     - `centres`: the means of the advantages and returns of the whole batch
@@ -149,6 +151,7 @@ class Tokens:
     versions: Tensor
     restricted: Tensor | None = None
     demonstrated: Tensor | None = None
+    branch: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     advantages: Tensor | None = None
@@ -167,8 +170,8 @@ class Tokens:
 
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
-        _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
-        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "selected", "measured"))
+        _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "branch", "lag"))
+        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "measured"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are not None, by name."""

@@ -14,6 +14,7 @@ from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.loss_streams import Stream
 from asyncrl.algorithms.losses.base import Loss
 from asyncrl.algorithms.losses.value import Value
+from asyncrl.algorithms.lr_scale import LrScale
 from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.types import SCORES_OF_ALL, LabelNeeds
 
@@ -34,6 +35,7 @@ class Composition:
     value_aggregation: Aggregation
     entropy_weight: float
     demonstration: DemonstrationLoss
+    lr_scale: LrScale
 
     @property
     def has_kl(self) -> bool:

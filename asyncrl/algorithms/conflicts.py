@@ -71,11 +71,12 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
 
 def _proximal_conflicts(parts: Composition) -> Iterator[str]:
     setting, advantage = f"algorithm.proximal={parts.proximal}", parts.advantage
-    by_ratio = [rule for rule in parts.corrections if rule.uses_ratio]
-    if parts.proximal == "behaviour" and (by_ratio or advantage.uses_ratio):
-        names = [rule.name for rule in by_ratio] or [advantage.name]
+    by_ratio = [rule.name for rule in parts.corrections if rule.uses_ratio]
+    by_ratio += [advantage.name] if advantage.uses_ratio else []
+    by_ratio += [parts.loss.name] if parts.loss.uses_ratio else []
+    if parts.proximal == "behaviour" and by_ratio:
         yield (
-            f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
+            f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(by_ratio)} would do nothing: set "
             "algorithm.proximal=recompute, or algorithm.correction=[]"
         )
     if parts.proximal == "behaviour" and advantage.needs_collisions:

@@ -42,6 +42,7 @@ def composition_of(config: AlgorithmConfig, updates: int = 1) -> Composition:
         value_aggregation=build("aggregation", config.value_aggregation),
         entropy_weight=config.entropy_weight,
         demonstration=DemonstrationLoss.of(config.demonstration),
+        lr_scale=build("lr_scale", config.lr_scale),
     )
     _refuse(wrong)
     _refuse(conflicts(parts, greedy_sibling=config.greedy_sibling))

@@ -64,6 +64,17 @@ def top(values: Tensor, count: int, reduce: Reduce) -> Tensor:
     return order(values) >= cut
 
 
+def quantile(values: Tensor, share: float, reduce: Reduce) -> float:
+    """The smallest value of the global batch, in float32, such that at least `share` of all values are no larger. 0 for
+    an empty batch."""
+    total = reduce(torch.tensor([values.numel()], dtype=torch.float64))
+    key = threshold(values, lambda seen, _: seen >= share * total, reduce)
+    if not float(total):
+        return 0.0
+    bits = key - (1 << 31) if key >> 31 else -1 - key
+    return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
+
+
 def draw(sequence: Tensor, position: Tensor, salt: int) -> Tensor:
     """float32[M]: pseudo-random numbers, uniform in [0, 1) with 24 bits, from int64[M] indices. A token's number does
     not depend on the learner's rank. Another `salt` gives other numbers."""

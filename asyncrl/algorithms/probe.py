@@ -18,6 +18,7 @@ from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.loss_streams import LossStream
 from asyncrl.algorithms.losses.base import Candidates, Loss, Updates
 from asyncrl.algorithms.losses.value import Value
+from asyncrl.algorithms.lr_scale import PREFIX, LrScale
 from asyncrl.algorithms.parts import Part
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.rewards.base import Reward
@@ -31,13 +32,14 @@ _Result = tuple[str, Any, int | None, torch.dtype | None]
 _RETURNS = {
     "advantage": "`__call__` must return an Estimate with float[M] (with a critic, returns float[M] too), and `scores` "
     "of a SequenceAdvantage float[S]",
-    "loss": "`__call__` must return TokenLosses with float[M], and `select` bool[M]",
+    "loss": "`__call__` must return TokenLosses with float[M], and `select` bool[M] or float[M]",
     "correction": "`weigh` must return float[M] or None, and `keep` bool[M] or None",
     "kl": "`form` must return float[M]",
     "aggregation": "`__call__` must return a scalar tensor",
     "reward": "`__call__` must return float[S]",
     "value": "`__call__` must return float[M] and bool[M]",
     "stream": "`__call__` must return TokenLosses with float[M]",
+    "lr_scale": f"`sums` must return scalar tensors whose names begin with {PREFIX}, and `__call__` a number",
 }
 
 
@@ -56,6 +58,7 @@ def probe_parts(config: AlgorithmConfig, group_size: int) -> None:
         parts.kl,
         parts.aggregation,
         parts.value,
+        parts.lr_scale,
     )
     own = [part for part in chosen if not type(part).__module__.startswith("asyncrl.")]
     if problems := [problem for part in own if (problem := _problem(part, 2 * group_size))]:
@@ -114,8 +117,9 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
         case Loss():
             selected = None
             if part.selects:
-                selected = part.select(Candidates(old, advantages, torch.linspace(0, 0.9, size), torch.clone))
-                yield "`select`", selected, size, torch.bool
+                draw = torch.linspace(0, 0.9, size)
+                selected = part.select(Candidates(view, old * 1.1, old, advantages, draw, torch.clone))
+                yield "`select`", selected, size, None
             losses = part(Updates(view, now, old, old, advantages, selected))
             yield "`losses` of its TokenLosses", losses.losses, size, None
             for name, mark in losses.marks.items():
@@ -150,6 +154,13 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             errors, clipped = part(now, old, advantages)
             yield "the first result of `__call__`", errors, size, None
             yield "the second result of `__call__`", clipped, size, torch.bool
+        case LrScale():
+            sums = part.sums(view, old / 10)
+            for name, value in sums.items():
+                if not name.startswith(PREFIX):
+                    raise ValueError(f"the sum {name!r} does not begin with {PREFIX}")
+                yield f"the sum {name!r}", value, None, None
+            yield "`__call__`", torch.tensor(part({name: float(value) for name, value in sums.items()})), None, None
 
 
 def _episodes(count: int, reads: Sequence[str]) -> Episodes:

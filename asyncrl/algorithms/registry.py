@@ -28,6 +28,7 @@ HOMES = {
     "reward": "rewards",
     "value": "losses.value",
     "stream": "loss_streams",
+    "lr_scale": "lr_scale",
 }
 """The module of each kind within asyncrl.algorithms. The kinds are keys of the section `algorithm`."""
 
@@ -63,10 +64,10 @@ def _hint(name: str, known: Iterable[str]) -> str:
     """A text such as `did you mean gspo? `: the names similar to the unknown `name`, and `algorithm=NAME` if a preset
     has exactly this name. Empty if there is neither."""
     names = list(known)
-    longer = [each for each in names if name and each.startswith(name)]
-    near = longer or difflib.get_close_matches(name, names, 1)
+    near = [each for each in names if name and each.startswith(name)]
     if name in choices("algorithm"):
-        near = [*near, f"the preset algorithm={name}"]
+        near.append(f"the preset algorithm={name}")
+    near = near or difflib.get_close_matches(name, names, 1)
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 

@@ -170,5 +170,12 @@ def _with_selection(
     if tokens.restricted is not None:
         view = view.narrow(~view.take(tokens.restricted))
     number = draw(view.take(tokens.sequence), view.take(tokens.position), episodes.version or 0)
-    candidates = Candidates(view.take(tokens.proximal), view.take(tokens.advantages), number, reduce)
+    candidates = Candidates(
+        view,
+        view.take(tokens.proximal),
+        view.take(tokens.behaviour),
+        view.take(tokens.advantages),
+        number,
+        reduce,
+    )
     return replace(tokens, selected=view.scatter(parts.loss.select(candidates)))

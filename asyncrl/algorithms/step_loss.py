@@ -60,6 +60,7 @@ def loss_of_pass(
     terms = {"policy": policy.losses if this.weights is None else this.weights * policy.losses}
     sums = this.sums | update_sums(updates.log_ratio, this.weights, updates.advantages, tokens.centres)
     sums |= {f"clip/{name}": mark.count_nonzero().double() for name, mark in policy.marks.items()}
+    sums |= parts.lr_scale.sums(updates.view, clamp_log(updates.logprobs.detach() - updates.behaviour))
     if (weights := _in_stream(parts, "rl", tokens, updates.view)) is not None:
         terms["policy"] = weighted(terms["policy"], weights)
     if parts.has_kl and tokens.reference is not None:

@@ -30,6 +30,8 @@ class StepResult:
     """The number of updates of any model that were left out because the gradient was too large."""
     overflowed: int = 0
     """The number of updates of any model that were left out because the gradient overflowed float16."""
+    lr_scales: list[float] = field(default_factory=list)
+    """The factors of the policy's learning rate in the updates, if the algorithm has a scale."""
     summary: dict[str, float] = field(default_factory=dict)
     """Maps the names of the metrics of the algorithm and of the models to their values."""
     ratios: dict[str, list[float]] = field(default_factory=dict)

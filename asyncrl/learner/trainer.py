@@ -159,20 +159,25 @@ class Trainer:
             imitates = imitation is not None and bool(imitation.passes[index])
             if not is_warmup:
                 self._balance_by_loss(batch, minibatch.passes)
-            loads = Sums()
+            loads, found = Sums(), Sums()
             for number, each in enumerate(self._passes(batch, minibatch.passes), 1):
                 for model in trained.values():
                     follows = imitates and model is self.policy
                     model.begin_pass(is_last=number == len(minibatch.passes) and not follows)
-                add_sums(sums, self._backward(batch, episodes, each, minibatch.totals, seen, is_warmup))
+                add_sums(found, self._backward(batch, episodes, each, minibatch.totals, seen, is_warmup))
                 add_sums(loads, self.policy.module.loads.sums())
             if imitation is not None:
                 # The balance loss of the experts covers only the tokens of episodes.
                 self.policy.module.loads.push(None)
                 self._imitate(imitation, index, sums)
+            add_sums(sums, found)
+            if self.algorithm.scales_lr and not is_warmup:
+                result.lr_scales.append(self.algorithm.lr_scale(self.ranks.merge(found)))
             self._update(step, result, loads, trained)
             add_sums(sums, loads)
         total = self._summarise(result, sums, len(minibatches), imitation)
+        if result.lr_scales:
+            result.summary["lr_scale"] = sum(result.lr_scales) / len(result.lr_scales)
         if self.critic_alone:
             result.summary["value/warmup"] = float(is_warmup)
         result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
@@ -249,7 +254,8 @@ class Trainer:
         passes of the update. Raises StoppedError on every rank: a rank was asked to stop.
         """
         self.ranks.stop_if(self.stop.is_set(), updating=True)
-        updates = {name: model.update(step) for name, model in trained.items()}
+        scale = result.lr_scales[-1] if result.lr_scales else 1.0
+        updates = {name: model.update(step, scale if name == "policy" else 1.0) for name, model in trained.items()}
         policy = updates.get("policy")
         if self.balance.bias_rate and policy is not None and policy.is_applied:
             self.policy.module.loads.move_biases(self._over_ranks(loads), self.balance.bias_rate)

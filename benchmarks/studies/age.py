@@ -66,8 +66,14 @@ CORRECTIONS: dict[str, Settings] = {
         "critic.lr": 1e-3,
         "critic.shared": False,
     },
+    "kpop": correction({"name": "kpop"}),
+    "sat": correction(loss={"name": "sat"}),
+    "sat gspo": correction(loss={"name": "sat_gspo"}, aggregation={"name": "seq-mean-token-mean"}),
+    "lr by ess": correction(TRUNCATE, lr_scale={"name": "ess"}),
+    "stable reinforce": correction(
+        TRUNCATE, {"name": "outliers"}, advantage={"name": "reinforce_pp"}, loss={"name": "stable_reinforce"}
+    ),
 }
-
 """Settings of each correction. A step has two updates, so all but `interpolate`, `ppo`, `dppo`, `vespo`, `topr` and
 `oapl` take their ratios to a recomputed policy."""
 

@@ -4,6 +4,7 @@ from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.corrections.base import Correction
 from asyncrl.algorithms.loss_streams import Stream
 from asyncrl.algorithms.losses.base import Loss, TokenLosses
+from asyncrl.algorithms.lr_scale import LrScale
 
 
 class Bare(Stream):
@@ -40,6 +41,16 @@ class Summed(Loss):
 
     def __call__(self, updates):
         return TokenLosses(-(updates.advantages * updates.logprobs).sum())
+
+
+class Unprefixed(LrScale):
+    name = "unprefixed"
+
+    def sums(self, view, log_policy):
+        return {"moved": log_policy.sum()}
+
+    def __call__(self, sums):
+        return 1.0
 
 
 class Floats(Correction):

@@ -6,6 +6,7 @@ from asyncrl.algorithms import (
     Kl,
     Loss,
     LossStream,
+    LrScale,
     Reward,
     SequenceAdvantage,
     TokenLosses,
@@ -94,3 +95,16 @@ class Focal(LossStream):
     def __call__(self, updates, reference):
         missing = 1 - updates.logprobs.detach().exp()
         return TokenLosses(-(missing**2) * updates.logprobs)
+
+
+class Cautious(LrScale):
+    """Formula: 1 / (1 + mean of abs(log pi_theta - log mu))"""
+
+    name = "cautious"
+
+    def sums(self, view, log_policy):
+        moved = log_policy.abs().sum().double()
+        return {"lr_scale/moved": moved, "lr_scale/tokens": moved.new_tensor(log_policy.numel())}
+
+    def __call__(self, sums):
+        return 1 / (1 + sums["lr_scale/moved"] / max(1, sums["lr_scale/tokens"]))

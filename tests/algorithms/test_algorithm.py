@@ -36,6 +36,7 @@ COMPOSITIONS = {
         "entropy_weight": 0.01,
         "aggregation": "seq-mean-token-mean",
     },
+    "compaction": {"advantage": ("compaction_gae", {"alpha": 1.5}), "kl": ("k1", {"place": "reward"})},
     "gspo": {
         "loss": ("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
         "correction": [("truncate", {"level": "geometric"}), ("reject", {"by": "k2", "high": 0.05}), "opsm"],
@@ -56,6 +57,11 @@ COMPOSITIONS = {
         "aggregation": "token-sum",
     },
     "impala": {"advantage": "vtrace", "loss": "gpg", "correction": [], "kl": ("k1", {"place": "reward"})},
+    "stable_reinforce": {
+        "advantage": "reinforce_pp",
+        "loss": ("stable_reinforce", {"bound": 1.2}),
+        "correction": [TRUNCATE, ("outliers", {"sigmas": 1.5})],
+    },
     "tis": {
         "advantage": "reinforce_pp_baseline",
         "loss": "reinforce",
@@ -77,6 +83,9 @@ COMPOSITIONS = {
         "correction": [("mask", {}), "opsm"],
         "proximal": "interpolate",
     },
+    "kpop": {"correction": [("kpop", {"phi": 0.02}), "opsm"], "advantage": "rloo", "lr_scale": "ess"},
+    "sat": {"loss": ("sat", {"quantile": 0.6}), "correction": ["zero_variance"]},
+    "sat_gspo": {"loss": ("sat_gspo", {"quantile": 0.6, "clip_low": 0.1}), "correction": ["veto"], "kl": "k3"},
     "remax": {"advantage": "remax", "loss": "cispo", "correction": [TRUNCATE], "greedy_sibling": True},
     "own": {
         "advantage": f"{OWN}.Centred",
@@ -85,6 +94,7 @@ COMPOSITIONS = {
         "kl": f"{OWN}.Quartic",
         "aggregation": f"{OWN}.HalfMean",
         "reward": [f"{OWN}.Short"],
+        "lr_scale": f"{OWN}.Cautious",
     },
     "otb": {
         "advantage": ("optimal_token_baseline", {"cap": 1.3, "gamma": 0.9, "step_weight": 0.5}),

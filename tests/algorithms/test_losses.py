@@ -210,8 +210,11 @@ def test_dppo_kl_drops_by_binary_kl():
 
 
 def make_candidates(**changes) -> Candidates:
+    proximal = torch.tensor([-3.0, -1.0, -2.0, 0.0])
     values = {
-        "proximal": torch.tensor([-3.0, -1.0, -2.0, 0.0]),
+        "view": PolicyTokens.of(make_tokens([[1] * 4])),
+        "proximal": proximal,
+        "behaviour": proximal,
         "advantages": torch.tensor([-2.0, 1.0, -1.0, 2.0]),
         "draw": torch.tensor([0.9, 0.1, 0.8, 0.2]),
         "reduce": alone,

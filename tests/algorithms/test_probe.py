@@ -19,6 +19,10 @@ FILE = r"bad_parts\.py, line \d+"
         ({"advantage": "Scalar"}, rf"`scores` has shape \[\], not \[4\] \(.*{FILE}\); .*`scores` .* float\[S\]"),
         ({"advantage": "Misspelt"}, rf"AttributeError: .*'rewrad' \(.*{FILE}\); `__call__` must return an Estimate"),
         ({"loss": "Summed"}, rf"`losses` of its TokenLosses has shape \[\], not \[8\] \(.*{FILE}\); .*float\[M\]"),
+        (
+            {"lr_scale": "Unprefixed"},
+            r"the sum 'moved' does not begin with lr_scale/.*whose names begin with lr_scale/",
+        ),
         ({"correction": "Floats"}, rf"`keep` is torch.float32, not torch.bool \(.*{FILE}\); .*`keep` bool\[M\]"),
     ],
 )
@@ -37,6 +41,7 @@ def test_sound_parts_of_every_kind_pass(group_size):
         "kl": "Quartic",
         "aggregation": "HalfMean",
         "value": "Absolute",
+        "lr_scale": "Cautious",
     }
     paths = {kind: f"tests.algorithms.my_parts.{name}" for kind, name in own.items()}
     lists = {"correction": ["tests.algorithms.my_parts.Near"], "reward": ["tests.algorithms.my_parts.Short"]}

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.batch.minibatch import Minibatch
@@ -36,10 +37,12 @@ class Recorded(Trainable[Policy]):
     """Keeps its gradient and does not move. From here on the host may wait for a GPU."""
 
     gradient: list[Tensor]
+    scale: float
 
-    def update(self, step: int) -> UpdateResult:
+    def update(self, step: int, scale: float = 1.0) -> UpdateResult:
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("default")
+        self.scale = scale
         self.gradient = [parameter.grad.full_tensor().clone() for parameter in self.module.parameters()]
         self.module.zero_grad()
         return UpdateResult(1.0)
@@ -165,6 +168,31 @@ def test_streams_may_train_by_cross_entropy_alone(model: Path, ranks: Ranks, tmp
     assert loss == pytest.approx(expected.item(), abs=1e-6)
     for ours, theirs in zip(gradient, bare.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_an_update_has_the_learning_rate_of_its_own_minibatch(model: Path, ranks: Ranks, tmp_path: Path):
+    config = make_config(model, tmp_path)
+    config.algorithm.lr_scale = PartConfig("ess")
+    setup = Setup(config, ranks)
+    prepared = setup.prepared([setup.members])
+    view, tokens = PolicyTokens.of(prepared.tokens), prepared.tokens
+    assert tokens.proximal is not None
+    moved = view.sequences.sum(view.take(tokens.proximal - tokens.behaviour)).tolist()
+
+    def expected(members: list[int]) -> float:
+        weights = [math.exp(moved[member]) for member in members]
+        return sum(weights) / math.sqrt(len(members) * sum(each**2 for each in weights))
+
+    halves = [[0, 1, 2], [3, 4, 5, 6, 7]]
+    minibatches = [Minibatch([[member] for member in half], setup.totals) for half in halves]
+    result = setup.trainer.learn(0, prepared, setup.episodes, minibatches)
+    assert max(moved) - min(moved) > 1
+    assert result.lr_scales == pytest.approx([expected(half) for half in halves], rel=1e-4)
+    assert setup.policy.scale == result.lr_scales[1] < 1
+    assert result.summary["lr_scale"] == pytest.approx(sum(result.lr_scales) / 2)
+    setup.trainer.algorithm = setup.algorithm = Algorithm.from_config(make_config(model, tmp_path).algorithm)
+    assert "lr_scale" not in setup.trainer.learn(0, prepared, setup.episodes, minibatches).summary
+    assert setup.policy.scale == 1
 
 
 def test_an_empty_pass_contributes_exactly_nothing(setup: Setup):

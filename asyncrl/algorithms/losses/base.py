@@ -26,7 +26,7 @@ class Updates:
 
     - `logprobs` float[M]: log pi_theta, with gradient
     - `proximal`, `behaviour`, `advantages` float[M]: without gradient
-    - `selected` bool[M]: the tokens that `Loss.select` chose, or None
+    - `selected` [M]: the result of `Loss.select`, or None
     - `log_ratio` float[M]: log r = log pi_theta - log pi_prox, clamped to +-20, with gradient. It is computed from the
       fields above
     """
@@ -58,14 +58,16 @@ class TokenLosses:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The M policy tokens of this rank. Once a step, `Loss.select` chooses some of them.
+    """The M policy tokens of this rank. Once a step, `Loss.select` decides how to treat each of them.
 
-    - `proximal`, `advantages` float[M]
+    - `proximal`, `behaviour`, `advantages` float[M]
     - `draw` float[M]: pseudo-random numbers in [0, 1), the same on whichever rank of the learner a token is
     - `reduce`: sums over the ranks
     """
 
+    view: PolicyTokens
     proximal: Tensor
+    behaviour: Tensor
     advantages: Tensor
     draw: Tensor
     reduce: Reduce
@@ -88,8 +90,9 @@ class Loss(Part):
 
     - `sequence_level`: it has one ratio per sequence, so corrections must not treat tokens of a sequence differently.
     - `corrects`: it accounts for mu itself, mostly by pi_theta / mu, so no correction may set weights.
-    - `selects`: it selects tokens for special treatment before the updates.
+    - `selects`: before the updates, it decides how to treat each token.
     - `reads_proximal`: it reads the ratio r, or other values of the proximal policy.
+    - `uses_ratio`: it reads pi_prox / mu.
     - `is_proportional`: the advantage is a factor of the loss (a penalty may be added), so a sampler's importance
       weights may multiply the advantage. A regression to the advantage has no such factor.
     """
@@ -99,6 +102,7 @@ class Loss(Part):
     corrects: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     reads_proximal: ClassVar[bool] = True
+    uses_ratio: ClassVar[bool] = False
     is_proportional: ClassVar[bool] = True
 
     @abstractmethod
@@ -106,7 +110,7 @@ class Loss(Part):
         """The loss of every token, before weights and aggregation."""
 
     def select(self, candidates: Candidates) -> Tensor:
-        """bool[M]: true on the selected tokens."""
+        """bool[M], true on the selected tokens, or float[M], a number for each token."""
         raise NotImplementedError
 
 

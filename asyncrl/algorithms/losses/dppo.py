@@ -5,6 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.divergences import binary_kl
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 
@@ -67,10 +68,3 @@ class DppoKl(Dppo):
 
     def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
         return binary_kl(behaviour, policy)
-
-
-def binary_kl(first: Tensor, second: Tensor) -> Tensor:
-    """float[M]: the KL between Bernoulli distributions with the probabilities `first` and `second`, both float[M] and
-    clamped to [1e-7, 1 - 1e-7]."""
-    p, q = first.clamp(1e-7, 1 - 1e-7), second.clamp(1e-7, 1 - 1e-7)
-    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()

@@ -389,5 +389,8 @@ class AlgorithmConfig:
     )
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")
     value_aggregation: PartConfig = option(PartConfig("token-mean"), "how the critic's losses become one number")
+    lr_scale: PartConfig = option(
+        PartConfig("none"), "factor of the policy's learning rate in each update, by the age of the update's data"
+    )
     sft: SftConfig = field(default_factory=SftConfig)
     demonstration: DemonstrationConfig = field(default_factory=DemonstrationConfig)

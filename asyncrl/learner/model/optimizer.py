@@ -220,8 +220,8 @@ class Trainable(Generic[M]):
         """Return the learning rate of a learner step."""
         return self._lr * lr_scale(self._config, step)
 
-    def update(self, step: int) -> UpdateResult:
-        """Clip and apply the gradient, and clear it.
+    def update(self, step: int, scale: float = 1.0) -> UpdateResult:
+        """Clip and apply the gradient, and clear it. `scale` multiplies the learning rate.
 
         A gradient that is not finite, too large, or exactly 0 is skipped: even with 0 the optimizer would move the
         weights by its momentum. The loss scale adapts to the gradient.
@@ -243,7 +243,7 @@ class Trainable(Generic[M]):
             logger.warning("the gradient norm %.4g is %s: no update of the %s", norm, why, model)
         elif norm > 0:
             clip_grads_with_norm_(parameters, self._config.max_grad_norm, total)
-            self._step(self.learning_rate(step))
+            self._step(scale * self.learning_rate(step))
         self.module.zero_grad()
         self._end_passes()
         return update

@@ -43,7 +43,8 @@ _UPDATES = (
     gauge("loss/demonstration", "", "the loss's term of demonstrations in groups, mean over the step's minibatches"),
     gauge("loss/STREAM", "", "the loss's term of another stream of advantages, mean over the step's minibatches"),
     gauge("grad_norm", "", "mean norm of the policy's finite gradients before clipping"),
-    gauge("lr", "", "the policy's learning rate"),
+    gauge("lr", "", "the policy's learning rate, before `lr_scale`"),
+    gauge("lr_scale", "", "mean factor of the policy's learning rate in the step's updates, by `algorithm.lr_scale`"),
     counter(
         "updates_empty",
         "updates",

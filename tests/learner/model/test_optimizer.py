@@ -204,3 +204,17 @@ def test_a_gradient_above_the_limit_changes_nothing_and_is_told():
     (model.loss(0) * 1e-3).backward()
     assert not trainable.update(1).too_large
     assert not torch.equal(before["lm_head.weight"], model.lm_head.weight)
+
+
+def test_a_scale_multiplies_the_learning_rate_of_one_update():
+    """The first update of AdamW moves each weight by the learning rate, in the direction of the gradient's sign."""
+    moves = []
+    for scale in (1.0, 0.25):
+        model = Decoder()
+        before = weights(model)
+        trainable = Trainable(model, 1e-2, CONFIG)
+        model.loss(2).backward()
+        trainable.update(2, scale)
+        moves.append({name: each - before[name] for name, each in weights(model).items()})
+    for name, whole in moves[0].items():
+        torch.testing.assert_close(moves[1][name], 0.25 * whole, atol=1e-7, rtol=1e-3)
