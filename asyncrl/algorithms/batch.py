@@ -115,8 +115,6 @@ class Tokens:
     - `restricted` bool[N]: true if a grammar restricted the token (see restricted_tokens.py). None: no token was
       restricted
     - `demonstrated` bool[N]: true on the tokens of demonstrations (see demonstrations.py). None: there are none
-    - `branch` int64[N]: the index of the token's branch in its sequence, ascending. An agent that rewrote its history,
-      for example by a summary, began a branch. None: each sequence is one branch
 
     The learner sets these during training:
 
@@ -151,7 +149,6 @@ class Tokens:
     versions: Tensor
     restricted: Tensor | None = None
     demonstrated: Tensor | None = None
-    branch: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     advantages: Tensor | None = None
@@ -170,7 +167,7 @@ class Tokens:
 
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
-        _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "branch", "lag"))
+        _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
         _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "measured"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

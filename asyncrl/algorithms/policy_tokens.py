@@ -123,19 +123,8 @@ class PolicyTokens:
 
     def turns(self) -> Segments:
         """The segments by assistant turn. A turn is an unbroken run of policy tokens."""
-        return self._split(self.index.diff() != 1)
-
-    def branches(self, branch: Tensor | None) -> Segments:
-        """The segments by branch, from the field `branch` of the tokens. A branch without policy tokens has none."""
-        if branch is None:
-            return Segments(self.sequences.lengths[self.sequences.lengths > 0], self.sequences.size)
-        return self._split(branch[self.index].diff() != 0)
-
-    def _split(self, breaks: Tensor) -> Segments:
-        """The segments of sequences that also end before each token t + 1 for which `breaks` bool[M - 1] is true at
-        t."""
         starts = torch.ones(self.index.numel(), dtype=torch.bool, device=self.index.device)
-        starts[1:] = breaks
+        starts[1:] = self.index.diff() != 1
         starts[self.sequences.last[:-1] + 1] = True
         first = starts.nonzero().squeeze(1)
         return Segments(torch.diff(first, append=first.new_tensor([starts.numel()])), starts.numel())

@@ -104,16 +104,15 @@ def make_updates(log_ratio: Sequence[float], advantages: Sequence[float], length
 
 
 def random_batch(seed: int, dtype: torch.dtype = torch.float64, drift: float = 0.3) -> tuple[Episodes, Tokens]:
-    """Two to eight sequences in groups of two to four, tool tokens in between, two steps each, all fields filled. Every
-    second sequence has two branches."""
+    """Three to eight sequences in groups of two to four, tool tokens in between, two steps each, all fields filled."""
     generator = torch.Generator().manual_seed(seed)
 
     def randint(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
 
     group = [index for index in range(randint(1, 3)) for _ in range(randint(2, 5))]
-    masks, branches = [], []
-    for index, _ in enumerate(group):
+    masks = []
+    for _ in group:
         spans = [
             [0] * randint(1, 4),
             [1] * randint(1, 6),
@@ -122,7 +121,6 @@ def random_batch(seed: int, dtype: torch.dtype = torch.float64, drift: float = 0
             [0] * randint(0, 2),
         ]
         masks.append([flag for span in spans for flag in span])
-        branches += [int(part > 1) * (index % 2) for part, span in enumerate(spans) for _ in span]
     ends = [[len(mask) - mask[::-1].index(1), mask.index(1) + 1] for mask in masks]
     steps = [
         (sequence, end, float(torch.rand((), generator=generator)) * 2 - 1)
@@ -142,7 +140,6 @@ def random_batch(seed: int, dtype: torch.dtype = torch.float64, drift: float = 0
         proximal=proximal,
         reference=behaviour + floats(drift),
         values=floats(),
-        branch=torch.tensor(branches),
         implicit=floats(),
         collisions=(2 * proximal).exp() + floats().square(),
     )

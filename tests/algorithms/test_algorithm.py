@@ -36,7 +36,6 @@ COMPOSITIONS = {
         "entropy_weight": 0.01,
         "aggregation": "seq-mean-token-mean",
     },
-    "compaction": {"advantage": ("compaction_gae", {"alpha": 1.5}), "kl": ("k1", {"place": "reward"})},
     "gspo": {
         "loss": ("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
         "correction": [("truncate", {"level": "geometric"}), ("reject", {"by": "k2", "high": 0.05}), "opsm"],

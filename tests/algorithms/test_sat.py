@@ -160,7 +160,7 @@ def test_a_step_fixes_the_clip_from_all_its_tokens_whatever_the_split(seed):
 def test_sat_needs_the_log_probs_of_the_start_of_the_step_and_its_own_ratio():
     assert Algorithm.from_config(make_config(loss="sat", correction=[])).needs_proximal
     for changes, message in (
-        ({"correction": ["truncate"]}, r"algorithm.loss=sat does so itself: set algorithm.correction=\[\]"),
+        ({"correction": ["truncate"]}, r"algorithm.loss=sat accounts for mu itself: set algorithm.correction=\[\]"),
         ({"correction": [], "proximal": "behaviour"}, r"so sat would do nothing: set algorithm.proximal=recompute"),
         ({"correction": [], "proximal": "interpolate"}, r"and sat needs it before the updates"),
     ):

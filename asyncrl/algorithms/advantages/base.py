@@ -56,15 +56,15 @@ class Rollouts:
         """[S] to float[M]: each sequence's value on all of its policy tokens."""
         return self.view.by_sequence(values.to(self.dtype))
 
-    def rewards(self, step_weight: float, ends: Tensor | None = None) -> Tensor:
+    def rewards(self, step_weight: float) -> Tensor:
         """float[M]: the reward of each token.
 
-        It is the final reward on the tokens at `ends` int64 among the M tokens (None: on the last token of each
-        sequence), plus the weighted score of a step on the step's last token, minus the token's penalty.
+        It is the final reward on the last token, plus the weighted score of a step on the step's last token, minus the
+        token's penalty.
         """
         rewards = self.zeros()
-        ends = self.view.sequences.last if ends is None else ends
-        rewards[ends] = self.view.by_sequence(self.final)[ends].to(rewards.dtype)
+        present = self.view.sequences.lengths > 0
+        rewards[self.view.sequences.last] = self.final[self.view.owner][present].to(rewards.dtype)
         if step_weight:
             rewards += step_weight * self.at_steps(self.episodes.step_scores)
         return rewards if self.penalty is None else rewards - self.penalty

@@ -120,7 +120,6 @@ def build_local_batch(
         versions=_joined([each.versions for each in trajectories], torch.int64, device),
         restricted=_joined(restricted, torch.bool, device) if any(each.any() for each in restricted) else None,
         demonstrated=_demonstrated(trajectories, device),
-        branch=_branches(trajectories, device),
     )
     host = torch.device("cpu")
     ids = _joined([each.tokens for each in trajectories], torch.int64, host)
@@ -169,14 +168,6 @@ def pack_demonstrations(
         lengths={member: [len(ids)] for member, (ids, _) in zip(members, rows, strict=True)},
         sharing=sharing,
     )
-
-
-def _branches(trajectories: Sequence[Trajectory], device: torch.device) -> Tensor | None:
-    """Return int64[N], the index of each token's branch in its episode, or None if no episode has several branches."""
-    lengths = [[end - start for start, end in each.branches] for each in trajectories]
-    if all(len(branches) == 1 for branches in lengths):
-        return None
-    return _joined([np.repeat(np.arange(len(branches)), branches) for branches in lengths], torch.int64, device)
 
 
 def _demonstrated(trajectories: Sequence[Trajectory], device: torch.device) -> Tensor | None:

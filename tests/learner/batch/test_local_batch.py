@@ -74,9 +74,6 @@ def test_every_branch_of_an_episode_is_packed_by_itself():
     assert several.branches == [(0, 3), (3, 6), (6, 8)]
     batch = build_local_batch([0, 4], [make_trajectory(length=4), several], CPU)
     assert batch.tokens.position.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
-    assert batch.tokens.branch is not None
-    assert batch.tokens.branch.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
-    assert build_local_batch([0], [make_trajectory(length=4)], CPU).tokens.branch is None
     packed = batch.forward_pass([0, 4]).packed
     assert packed.layout.bounds[0].tolist() == [0, 4, 7, 10, 12]
     assert packed.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 1]
