@@ -20,7 +20,7 @@ COUNTERS = (
     *("duplicates", "failures", "scoring_failures", "late_labels", "tickets_redelivered", "leases_redelivered"),
     *("groups_reissued", "plans_skipped", "tasks_passed_over", "tokens_thrown_away", "damaged", "refused"),
     *("internal_errors", "dead_letters_dropped", "tokens_accepted", "tokens_labelled", "tokens_trained"),
-    *("tokens_evicted", "tokens_filtered", "tokens_dropped", "tokens_dead"),
+    *("tokens_evicted", "tokens_filtered", "tokens_dropped", "tokens_dead", "wait_limits_reached"),
 )
 DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
 

@@ -181,13 +181,17 @@ class ReadyGroup(Struct, array_like=True):
 
 
 class TicketRecord(Record):
-    """An open ticket, which permits one episode. `worker` is the actor that holds it, or empty while it waits for an
-    actor."""
+    """An open ticket, which permits one episode.
+
+    - `worker`: the actor that holds it, or empty while it waits for an actor
+    - `version`: the newest policy version when the actor got it; -1 while it waits, and if it is unknown
+    """
 
     table = "tickets"
     group: str
     member: int
     worker: str = ""
+    version: int = -1
 
 
 class EvaluationRecord(Record):

@@ -21,7 +21,7 @@ from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Leave
 from asyncrl.replay.records import GroupRecord, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
-from asyncrl.types import Ticket
+from asyncrl.types import BatchPlan, Ticket
 from tests.helpers import make_played, make_task
 from tests.replay.support import Core, make_settings
 
@@ -29,6 +29,8 @@ pytestmark = pytest.mark.slow
 
 SHOWN = [{"role": "assistant", "content": "1"}]
 WORKERS = st.sampled_from(["a", "b"])
+WAIT_S = 5.0
+"""Less than a lease lasts, so that the wait for old groups often reaches its limit."""
 
 
 class ReplayMachine(RuleBasedStateMachine):
@@ -39,6 +41,7 @@ class ReplayMachine(RuleBasedStateMachine):
             {
                 "sampler": st.sampled_from([Oldest(), Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
                 "spare_batches": st.sampled_from([None, 0.0, 0.5]),
+                "wait_s": st.sampled_from([0.0, WAIT_S]),
                 "filters": st.builds(Filters, zero_variance=st.booleans()),
                 "reissue_evicted": st.booleans(),
                 "keep_steps": st.sampled_from([0, 1, math.inf]),
@@ -109,7 +112,18 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule()
     def train(self) -> None:
+        self.train_plan(self.core.plan(len(self.plans)))
+
+    @rule()
+    def wait_and_train(self) -> None:
         plan = self.core.plan(len(self.plans))
+        if plan is None and self.core.status()["depth_ready"] >= 2:
+            self.core.now += WAIT_S
+            plan = self.core.plan(len(self.plans))
+            assert plan is not None, "only old groups were waited for, and no longer than the limit"
+        self.train_plan(plan)
+
+    def train_plan(self, plan: BatchPlan | None) -> None:
         if plan is not None:
             self.plans.append(tuple(plan.ids))
             self.bounds.append(self.admission.max_lag)

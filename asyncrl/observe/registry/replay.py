@@ -50,6 +50,11 @@ _FLOW = (
     counter("tokens_dropped", "tokens", "sampled tokens of the dropped trajectories"),
     gauge("tokens_dead", "tokens", "sampled tokens of the trajectories that were given up"),
     counter("tokens_thrown_away", "tokens", "tokens sampled for trajectories that were thrown away"),
+    counter(
+        "wait_limits_reached",
+        "steps",
+        "steps before which the learner stopped waiting for old groups after replay.old_groups.wait_s",
+    ),
     counter("damaged", "trajectories", "trajectories whose stored data could not be read"),
     counter("refused", "requests", "requests that were malformed or not allowed"),
     counter("internal_errors", "errors", "errors of the replay itself: its log has each traceback"),
@@ -130,6 +135,12 @@ _PEERS = (
         "s",
         "time that the learner waited since the start while the store was full; a larger replay.max_store_gb shortens "
         "it",
+    ),
+    counter(
+        "learner_waited_for_old_groups_s",
+        "s",
+        "time that the learner waited since the start for running groups that would have become too old "
+        "(replay.old_groups.wait_s); a larger replay.max_lag shortens it",
     ),
     text("failing", "text", "the newest failures, while few tickets are issued because the last attempts all failed"),
     text(
