@@ -1,7 +1,8 @@
 """Makes the batch plans, which assign complete groups to learner steps. A plan is recorded before the learner gets it,
 and never changes.
 
-Eviction enforces the age bound: a group with a trajectory older than max_lag is not planned, but evicted and counted.
+The age bound is enforced here: a group with a token older than max_lag is not planned, but evicted and counted. If such
+tokens are masked (`old_tokens.py`), only groups without younger tokens are evicted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import set_label_needs, unfit_members
 from asyncrl.replay.old_groups import OldGroups, OldWait
+from asyncrl.replay.old_tokens import is_too_old, mask, unmask, young_parts, youngest
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.records import (
     DeadLetter,
@@ -171,14 +173,15 @@ class Planning:
 
     def _evict(self, tx: Transaction, version: int) -> None:
         for order, ready in list(tx.items("ready", ReadyGroup)):
-            if ready.oldest < self._settings.oldest_allowed(version):
+            if is_too_old(self._settings, ready, version):
                 tx.delete("ready", order)
                 group = GroupRecord.of(tx, ready.name)
                 for name in group.ids(ready.name):
                     self._age(tx, name, version)
                 if self._settings.reissue_evicted and not group.sampled:
                     tx.append("again", group.row)
-                reason = f"sampled by version {ready.oldest}: too old for version {version} (replay.max_lag)"
+                sampled_by = youngest(ready) if self._settings.masks_old else ready.oldest
+                reason = f"sampled by version {sampled_by}: too old for version {version} (replay.max_lag)"
                 self._groups.close(tx, ready.name, TrajectoryState.EVICTED, reason)
 
     def _age(self, tx: Transaction, name: str, version: int) -> None:
@@ -195,9 +198,12 @@ class Planning:
             for _, ready, weight in chosen
             for name in GroupRecord.of(tx, ready.name).ids(ready.name)
         ]
+        version = self._settings.version_at(step)
+        first = self._settings.oldest_allowed(version)
+        young = young_parts(tx, [(name, record) for name, record, _ in entries], first)
         plan = BatchPlan(
             step=step,
-            version=self._settings.version_at(step),
+            version=version,
             ids=[name for name, _, _ in entries],
             group_ids=[record.group for _, record, _ in entries],
             tokens=[record.tokens for _, record, _ in entries],
@@ -205,11 +211,15 @@ class Planning:
             weights=[weight for _, _, weight in entries],
             shared=_shared(tx, [name for name, _, _ in entries]),
             demonstrations=[index for index, (_, record, _) in enumerate(entries) if record.is_demonstration],
+            first_trained=[] if young is None else [first] * len(entries),
+            trained=[part.tokens for part in young or ()],
         )
         tx.put("plans", step, plan)
-        for name, record, _ in entries:
+        for index, (name, record, _) in enumerate(entries):
             record.state, record.plans, record.last_plan = TrajectoryState.PLANNED, record.plans + 1, step
             record.lag = record.lag_at(plan.version)
+            if young is not None:
+                mask(tx, record, young[index], plan.version)
             record.save(tx, name)
         for order, ready, _ in chosen:
             self._use(tx, order, ready.name, step)
@@ -271,6 +281,7 @@ class Planning:
         it."""
         record.plans -= 1
         if not record.plans:
+            unmask(tx, record)
             self._bury(tx, name, record, reason)
         record.save(tx, name)
         return not record.plans

@@ -36,6 +36,7 @@ class ReplaySettings:
       episodes start (see `pacing`). `None`: only admission limits the episodes.
     - `wait_s`: the longest time for which a step waits for running groups that would become too old (see `old_groups`).
       0: no step waits.
+    - `masks_old`: true if tokens that are too old are masked instead of throwing away their group (see `old_tokens`).
     - `greedy_sibling`: true if the first member of every group is sampled greedily.
     - `needs`: returns the kinds of scores that the tasks of a data source need.
     - `keep_steps`: the number of steps for which trajectories are kept after their training. Infinity keeps all
@@ -69,6 +70,7 @@ class ReplaySettings:
     reissue_evicted: bool = False
     spare_batches: float | None = None
     wait_s: float = 0.0
+    masks_old: bool = False
     keep_steps: float = 0
     full_bytes: float = math.inf
     longest_episode_s: float = math.inf

@@ -196,6 +196,7 @@ class TicketQueue:
             seconds=sum(trajectory.timings.values()),
             data_source=self._settings.task(group).data_source,
             row=group.row,
+            newest=trajectory.newest_version,
         )
         tx.afterwards(self._backoff.succeeded, EPISODES)
         tx.afterwards(self._limit.succeeded, name)

@@ -43,6 +43,13 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
     yield from actor_conflicts(actor, engine.kind, network.insecure)
     yield from engine_conflicts(engine, actor, cluster.actors or 1)
     yield from _replay(replay, learner)
+    if replay.old_groups.mask:
+        yield from _old_groups("mask", replay)
+        if config.implicit.train:
+            yield (
+                "replay.old_groups.mask implicit.train: the process model learns from whole episodes; set the first "
+                "key to false"
+            )
     yield from _observe(config.observe, network.insecure, learner.export)
     yield from learner_conflicts(config)
     yield from _demonstrations(config.algorithm.sft)
@@ -101,7 +108,7 @@ def _replay(replay: ReplayConfig, learner: LearnerConfig) -> Iterator[str]:
 
 def _old_groups(name: str, replay: ReplayConfig) -> Iterator[str]:
     """The reasons why the option `name` of `replay.old_groups` would have no effect, or a wrong one."""
-    off = {"wait_s": "0"}[name]
+    off = {"wait_s": "0", "mask": "false"}[name]
     key = f"replay.old_groups.{name}"
     if not replay.max_lag:
         yield f"{key} replay.max_lag: every batch has only groups of its own version; set the first key to {off}"

@@ -60,6 +60,11 @@ class OldGroupsConfig:
         "be thrown away (docs/replay.md#groups-that-become-too-old); 0: it does not wait",
         "[0, inf)",
     )
+    mask: bool = option(
+        False,
+        "true: a group some of whose tokens are older than replay.max_lag is trained, with these tokens as context "
+        "without loss; false: it is thrown away",
+    )
 
 
 @dataclass
