@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., Run]
 EXCERPT = Path(__file__).parents[1] / "data" / "gsm8k"
-STEPS, MAX_LAG = 8, 1
+STEPS, MAX_LAG = 16, 1
 WAIT, MASK = "replay.old_groups.wait_s=600", "replay.old_groups.mask=true"
 
 
@@ -32,9 +32,9 @@ def test_a_run_trains_no_token_that_is_too_old(options: list[str], start: Start,
     run = start(
         "train",
         *("experiment=gsm8k_calculator", f"model.path={model}", "model.dtype=float32", "weights.mode=in_place"),
-        *(f"data.train={tmp_path / 'gsm8k.parquet'}", "actor.max_turn_tokens=48", "replay.retention=all"),
+        *(f"data.train={tmp_path / 'gsm8k.parquet'}", "actor.max_turn_tokens=160", "replay.retention=all"),
         # Few slots for many episodes, so that some groups finish long after others.
-        *("learner.batch_size=8", "learner.group_size=4", f"learner.steps={STEPS}", "actor.concurrency=6"),
+        *("learner.batch_size=4", "learner.group_size=2", f"learner.steps={STEPS}", "actor.concurrency=5"),
         *(f"replay.max_lag={MAX_LAG}", *options),
     )
     run.finish()
