@@ -639,6 +639,9 @@ class BatchPlan:
     - `shared`: for each trajectory the length of its common prefix with the previous trajectory of the same group;
       empty if the lengths are unknown
     - `demonstrations`: the indices in `ids` of demonstrations
+    - `first_trained`: for each trajectory the oldest policy version whose tokens the step trains. Older tokens are
+      context without loss. Empty: all tokens are trained
+    - `trained`: for each trajectory the number of tokens that the step trains; empty: as `sampled`
     - `skipped`: the reason why the step trains nothing, if a user skipped the plan; else empty
     """
 
@@ -652,6 +655,8 @@ class BatchPlan:
     skipped: str = ""
     shared: Sequence[int] = ()
     demonstrations: Sequence[int] = ()
+    first_trained: Sequence[int] = ()
+    trained: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         _require(
@@ -662,4 +667,14 @@ class BatchPlan:
         _require(
             len(self.shared) in (0, len(self.ids)), f"plan {self.step}", "shared must be parallel to ids, or empty"
         )
+        _require(
+            len(self.first_trained) == len(self.trained) and len(self.trained) in (0, len(self.ids)),
+            f"plan {self.step}",
+            "first_trained and trained must be parallel to ids, or both empty",
+        )
         _require(len(set(self.ids)) == len(self.ids), f"plan {self.step}", "it names a trajectory twice")
+
+    @property
+    def trained_tokens(self) -> Sequence[int]:
+        """The number of tokens of each trajectory that the step trains."""
+        return self.trained or self.sampled

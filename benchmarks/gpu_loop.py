@@ -40,7 +40,7 @@ from benchmarks.fleets import server_version
 from benchmarks.loop_figures import FIRST, figures
 from benchmarks.loop_report import compared, stops
 from benchmarks.loop_result import Result
-from benchmarks.loop_runs import Case, Loop, check_python, say, server_gpus
+from benchmarks.loop_runs import EVICT, TREATMENTS, Case, Loop, check_python, say, server_gpus
 from benchmarks.record import machine
 from benchmarks.shapes import SHAPES
 
@@ -84,10 +84,17 @@ def opened(options: argparse.Namespace, loop: Loop) -> Result:
     return Result(options.out, named(options), gpus + machine(), described(options, loop), options.resume)
 
 
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """The runs that were asked for, in order."""
+    # In synchronous training no group becomes too old.
+    treated = [Case(lag, old_groups=how) for lag in options.lags for how in (options.old_groups if lag else [EVICT])]
+    return [*treated, *([Case(0, colocated=True)] if options.colocated else [])]
+
+
 def cases(options: argparse.Namespace) -> dict[Case, float]:
     """The runs that were asked for, and the seconds that each may take. The colocated one comes last, since its run
     starts servers of its own."""
-    every = [*map(Case, options.lags), *([Case(0, colocated=True)] if options.colocated else [])]
+    every = cases_of(options)
     seconds = options.lag_seconds * (len(every) if len(options.lag_seconds) == 1 else 1)
     return dict(zip(every, seconds, strict=True))
 
@@ -199,6 +206,13 @@ def command_line() -> argparse.ArgumentParser:
         f"default: {' '.join(map(str, LAGS))}",
     )
     parser.add_argument(
+        "--old-groups",
+        choices=list(TREATMENTS),
+        nargs="+",
+        default=[EVICT],
+        help="treatments of groups that become too old, each at every age bound above 0; default: %(default)s",
+    )
+    parser.add_argument(
         "--colocated",
         action="store_true",
         help="also train with max_lag 0 and cluster.colocated=true: learner and servers have all GPUs in turns",
@@ -236,7 +250,7 @@ def command_line() -> argparse.ArgumentParser:
 
 def refusal(options: argparse.Namespace, gpus: int) -> str:
     """The reason why a machine with `gpus` GPUs cannot measure with these options. Empty: it can."""
-    runs = len(options.lags) + options.colocated
+    runs = len(cases_of(options))
     if not 0 <= options.gpus <= gpus:
         return f"--gpus {options.gpus}: this machine has {gpus}"
     if options.steps < 1 or (options.at_once is not None and options.at_once < 1):

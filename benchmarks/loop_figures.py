@@ -30,7 +30,7 @@ COUNTERS = {
 """Maps names in a result to counters of the actor. A counter that the actor does not have is left out."""
 
 FLEET = (*COUNTERS.values(), "tokens", "idle_seconds", "weights_transfer_s", "weights_switch_s", "weights_bytes")
-DROPPED = ("tokens_thrown_away", "evicted")
+DROPPED = ("tokens_thrown_away", "evicted", "tokens_accepted")
 
 Row = Mapping[str, Any]
 
@@ -69,6 +69,7 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
         "push": {**_push(fleet), **_pauses(actor, begin, end)},
         "counts": {name: round(fleet[own]) for name, own in COUNTERS.items() if own in fleet},
         "thrown_away_tokens": dropped.get("tokens_thrown_away"),
+        "thrown_away_share": _share(dropped),
         "evicted": dropped.get("evicted"),
         "decided": selection.described(),
         "chosen_by": selection.biased(),
@@ -77,6 +78,12 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
         "mismatch_k3": _mean(steady, "mismatch/k3"),
         "learner_peak_gb": max((row.get("memory/peak_gb", 0.0) for row in steady), default=0.0),
     }
+
+
+def _share(dropped: Row) -> float | None:
+    """The tokens thrown away as a share of the delivered tokens. None if the replay has written no metrics."""
+    accepted = dropped.get("tokens_accepted")
+    return round(dropped["tokens_thrown_away"] / accepted, 4) if accepted else None
 
 
 def _over(rows: Sequence[Row], names: Sequence[str], begin: float, end: float) -> dict[str, float]:

@@ -86,9 +86,14 @@ def _cells(row: Row, baselines: Mapping[str, float]) -> tuple[str, ...]:
         f"{push['transfer_s']:.3f}, {push['switch_s']:.3f}" if "switch_s" in push else "",
         stops(push),
         str(max(map(int, row["token_lags"]), default=0)),
-        f"{row['thrown_away_tokens'] or 0:,.0f}",
+        f"{row['thrown_away_tokens'] or 0:,.0f}{_percent(row.get('thrown_away_share'))}",
         lengths(row.get("decided", {})),
     )
+
+
+def _percent(share: float | None) -> str:
+    """A share of tokens in brackets; empty if it is not known."""
+    return "" if share is None else f" ({share:.1%})"
 
 
 def lengths(decided: Mapping[str, Row]) -> str:

@@ -11,12 +11,17 @@ from asyncrl.errors import ConfigError, DataError
 from benchmarks.record import write_result
 
 COLOCATED = "colocated"
+OLD_GROUPS = "old_groups"
+"""The field of a row with the treatment of groups that become too old. Rows in which they are evicted lack it."""
 KEYS = {"settings", "rows", "failed", "sglang", "bare_tokens_per_s"}
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """The name of a row: its age bound, or COLOCATED for synchronous training with turns on the same GPUs."""
-    return COLOCATED if row.get(COLOCATED) else str(row["max_lag"])
+    """The name of a row: its age bound, and the treatment of old groups unless they are evicted. COLOCATED: synchronous
+    training with turns on the same GPUs."""
+    if row.get(COLOCATED):
+        return COLOCATED
+    return f"{row['max_lag']} {row[OLD_GROUPS]}" if OLD_GROUPS in row else str(row["max_lag"])
 
 
 def in_order(row: Mapping[str, Any]) -> tuple[int, bool]:

@@ -27,7 +27,7 @@ from asyncrl.text import reason_of
 from benchmarks.fleets import launched
 from benchmarks.loop_bare import Load, bare_rate
 from benchmarks.loop_figures import FIRST
-from benchmarks.loop_result import COLOCATED, label
+from benchmarks.loop_result import COLOCATED, OLD_GROUPS, label
 from benchmarks.loop_servers import Fitted, own_arguments, shared_memory
 from benchmarks.loop_workload import AGENT, RULE, USER, USER_NAME, WORKLOAD, Workload
 from benchmarks.shapes import SHAPES, end_turns, make_model, word_tokenizer
@@ -60,17 +60,30 @@ LARGE = {
 """The scales of the workloads on GPUs."""
 
 
+EVICT = "evict"
+TREATMENTS = {
+    EVICT: [],
+    "wait": ["replay.old_groups.wait_s=600"],
+    "mask": ["replay.old_groups.mask=true"],
+    "both": ["replay.old_groups.wait_s=5", "replay.old_groups.mask=true"],
+}
+"""The settings of each treatment of groups that become too old."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: at an age bound, or synchronous with learner and servers in turns on the same GPUs."""
+    """One run: at an age bound with a treatment of old groups, or synchronous with learner and servers in turns on the
+    same GPUs."""
 
     max_lag: int
     colocated: bool = False
+    old_groups: str = EVICT
 
     @property
     def row(self) -> dict[str, Any]:
         """The fields that name the case in a result."""
-        return {"max_lag": self.max_lag, **({"colocated": True} if self.colocated else {})}
+        treated = {} if self.old_groups == EVICT else {OLD_GROUPS: self.old_groups}
+        return {"max_lag": self.max_lag, **({"colocated": True} if self.colocated else {}), **treated}
 
     @property
     def label(self) -> str:
@@ -78,12 +91,12 @@ class Case:
 
     @property
     def words(self) -> str:
-        return COLOCATED if self.colocated else f"max_lag {self.max_lag}"
+        return COLOCATED if self.colocated else f"max_lag {self.label}"
 
     @property
     def name(self) -> str:
         """The name of the run."""
-        return COLOCATED if self.colocated else f"lag-{self.max_lag}"
+        return COLOCATED if self.colocated else f"lag-{self.label.replace(' ', '-')}"
 
 
 class Loop:
@@ -218,6 +231,7 @@ class Loop:
             *(f"learner.micro_tokens={max(longest, scale.micro_tokens)}", "learner.export=false"),
             *("learner.checkpoint_every=1000000", "cluster.actors=1"),
             *("network.replay_port=0", "network.weights_port=0"),
+            *TREATMENTS[case.old_groups],
             *self._player_settings(),
             *self._engine_settings(case),
         ]

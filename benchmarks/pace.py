@@ -10,6 +10,8 @@ three times as long, so the engines are ahead of it. Every setting gets the same
 from __future__ import annotations
 
 import argparse
+import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,18 +33,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
 FIRST, STEPS = 30, 50
 
 
-def episodes(workload: Workload) -> Iterator[list[TypicalEpisode]]:
+def episodes(workload: Workload, members: int = MEMBERS) -> Iterator[list[TypicalEpisode]]:
     """The episodes of each task."""
     for task in range(TASKS):
-        yield [_episode(workload, f"{task}.{member}") for member in range(MEMBERS)]
+        yield [_episode(workload, f"{task}.{member}") for member in range(members)]
 
 
 def _episode(workload: Workload, name: str) -> TypicalEpisode:
     turns = workload.episode(name)
-    sampled = sum(turn.tokens for turn in turns)
+    dice = random.Random(name)
+    sampled = sum(_length(turn.tokens, workload.mean_turn, dice) for turn in turns)
     observed = sum(turn.message for turn in turns[:-1])
     waits = sum(turn.wait_s for turn in turns[:-1])
     return TypicalEpisode(sampled, sampled + observed + workload.prompt_tokens, len(turns), waits)
+
+
+def _length(most: int, mean: float | None, dice: random.Random) -> int:
+    """The tokens of a turn with at most `most` tokens. With a mean, the policy ends turns with the same probability at
+    each token."""
+    return most if mean is None else min(most, 1 + int(dice.expovariate(-math.log1p(-1 / mean))))
 
 
 def run(learner: str, max_lag: int, setting: str) -> Forecast:

@@ -23,6 +23,7 @@ from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
 from asyncrl.algorithms.losses.value import value_loss
 from asyncrl.algorithms.lr_scale import PREFIX
 from asyncrl.algorithms.metrics import level_groups, summarise
+from asyncrl.algorithms.old_tokens import only_trained
 from asyncrl.algorithms.step_advantages import prepare
 from asyncrl.algorithms.step_loss import importance, loss_of_pass
 from asyncrl.config.schema import AlgorithmConfig
@@ -98,8 +99,8 @@ class Algorithm:
         """The loss of this micro-batch, a float64 scalar, and float64 sums for `summary`.
 
         All of them are added over micro-batches and ranks. logprobs float[N] and entropy float[N] have a gradient. The
-        gradient of the loss is exactly 0 where `tokens.mask` is false, and on every dropped token that no loss stream
-        trains.
+        gradient of the loss is exactly 0 where `tokens.mask` is false, on tokens that are too old, and on every dropped
+        token that no loss stream trains.
         `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a tensor is
         missing.
         """
@@ -125,7 +126,7 @@ class Algorithm:
 
     def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic's loss of this micro-batch, and sums for `summary`. `values` float[N] has a gradient."""
-        return value_loss(values, tokens, totals, self.parts.value, self.parts.value_aggregation)
+        return value_loss(values, only_trained(tokens), totals, self.parts.value, self.parts.value_aggregation)
 
     def implicit_loss(
         self, log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals

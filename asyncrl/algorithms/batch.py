@@ -115,6 +115,7 @@ class Tokens:
     - `restricted` bool[N]: true if a grammar restricted the token (see restricted_tokens.py). None: no token was
       restricted
     - `demonstrated` bool[N]: true on the tokens of demonstrations (see demonstrations.py). None: there are none
+    - `old` bool[N]: true on tokens that are too old to be trained (see old_tokens.py). None: there are none
 
     The learner sets these during training:
 
@@ -149,6 +150,7 @@ class Tokens:
     versions: Tensor
     restricted: Tensor | None = None
     demonstrated: Tensor | None = None
+    old: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     advantages: Tensor | None = None
@@ -168,7 +170,7 @@ class Tokens:
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
         _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
-        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "measured"))
+        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "old", "measured"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are not None, by name."""
@@ -187,9 +189,9 @@ class Tokens:
 class Totals:
     """The numbers of policy tokens, sequences and groups in the global minibatch, by which losses are normalised.
 
-    Sequences and groups without a policy token do not count. Counts are taken before any rejection. group_tokens
-    int64[S]: for each sequence of the batch, the number of policy tokens that its group has in the minibatch; None: the
-    groups are not known.
+    Old tokens (see old_tokens.py) do not count, nor do sequences and groups without another policy token. Counts are
+    taken before any rejection. group_tokens int64[S]: for each sequence of the batch, the number of policy tokens that
+    its group has in the minibatch; None: the groups are not known.
     """
 
     tokens: int
@@ -200,7 +202,7 @@ class Totals:
     @classmethod
     def of(cls, sampled: Sequence[int], group: Sequence[Hashable], members: Sequence[int]) -> Totals:
         """The totals of the sequences with the indices `members`. `sampled` and `group` give the number of policy
-        tokens and the group of each sequence of the batch."""
+        tokens that are trained and the group of each sequence of the batch."""
         tokens: Counter[Hashable] = Counter()
         for member in members:
             tokens[group[member]] += sampled[member]

@@ -21,6 +21,7 @@ from asyncrl.algorithms.global_threshold import draw
 from asyncrl.algorithms.log_ratios import clamp_log
 from asyncrl.algorithms.loss_streams import stream_weights
 from asyncrl.algorithms.losses.base import Candidates
+from asyncrl.algorithms.old_tokens import only_trained
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.proximal import INTERPOLATED, is_live
 from asyncrl.algorithms.restricted_tokens import with_restricted_fixed
@@ -50,13 +51,14 @@ def prepare(
         # Demonstrations get no KL penalty.
         charge = view.take(sampled.scatter(kl_weight * divergence))
     tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
-    tokens = _with_corrections(parts, episodes, tokens, sampled, reduce)
-    tokens = replace(tokens, centres=_centres(tokens, sampled, reduce))
+    trained = PolicyTokens.of(only_trained(only_sampled(tokens)))
+    tokens = _with_corrections(parts, episodes, tokens, trained, reduce)
+    tokens = replace(tokens, centres=_centres(tokens, trained, reduce))
     if parts.streams:
-        weights = stream_weights(parts.streams, episodes, sampled, reduce).to(tokens.behaviour.dtype)
-        tokens = replace(tokens, streams=torch.stack([sampled.scatter(each) for each in weights], 1))
+        weights = stream_weights(parts.streams, episodes, trained, reduce).to(tokens.behaviour.dtype)
+        tokens = replace(tokens, streams=torch.stack([trained.scatter(each) for each in weights], 1))
     if parts.loss.selects:
-        tokens = _with_selection(parts, episodes, tokens, sampled, reduce)
+        tokens = _with_selection(parts, episodes, tokens, trained, reduce)
     return replace(tokens, reference=reference), next_weight
 
 

@@ -28,6 +28,7 @@ from asyncrl.algorithms.metrics import (
     taught_sums,
     update_sums,
 )
+from asyncrl.algorithms.old_tokens import only_trained
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.proximal import interpolated, interpolated_linearly, is_live
 from asyncrl.algorithms.restricted_tokens import behaviour_where_restricted, with_restricted_fixed
@@ -36,7 +37,8 @@ from asyncrl.errors import InvariantError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """All policy tokens of the pass, and the kept tokens with their importance weights (None: all weights are 1).
+    """The policy tokens of the pass, without old ones, and the kept tokens with their importance weights (None: all
+    weights are 1).
 
     A token is kept if neither a correction nor a grammar dropped it.
     """
@@ -53,7 +55,8 @@ def loss_of_pass(
     """The loss of a micro-batch, and its sums for metrics: see `Algorithm.loss`."""
     _check(parts, logprobs, tokens, entropy)
     shown, all_tokens = of_demonstrations(tokens), tokens
-    logprobs, tokens = behaviour_where_restricted(logprobs, tokens), only_sampled(with_restricted_fixed(tokens))
+    logprobs = behaviour_where_restricted(logprobs, tokens)
+    tokens = only_trained(only_sampled(with_restricted_fixed(tokens)))
     this = _pass(parts, logprobs, tokens)
     updates, lengths = this.kept, this.everything.view.sequences.lengths
     policy = parts.loss(updates)
@@ -105,7 +108,7 @@ def _taught(
 
 def importance(parts: Composition, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """The proximal log-probs and importance weights of a pass: see `Algorithm.importance`."""
-    fixed = only_sampled(with_restricted_fixed(tokens))
+    fixed = only_trained(only_sampled(with_restricted_fixed(tokens)))
     this = _pass(parts, behaviour_where_restricted(logprobs, tokens), fixed)
     everything, updates = this.everything, this.kept
     weights = torch.ones_like(updates.behaviour) if this.weights is None else this.weights

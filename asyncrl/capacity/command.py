@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TextIO
 
@@ -25,7 +26,14 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.capacity.description import RunDescription, Sizes, read_description, write_description
+from asyncrl.capacity.description import (
+    TREATMENTS,
+    WAIT_S,
+    RunDescription,
+    Sizes,
+    read_description,
+    write_description,
+)
 from asyncrl.capacity.measured import ENOUGH_STEPS, MORE_STEPS, describe
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.capacity.splits import splits, with_learner
@@ -51,6 +59,7 @@ HEADERS = (
     "learner\nGPUs",
     "\nengines",
     "max\nlag",
+    "old\ngroups",
     "s a\nstep",
     "trajectories\na second",
     "idle:\nlearner",
@@ -116,6 +125,14 @@ def _parser() -> argparse.ArgumentParser:
         help="GPUs of the learner among --gpus (default: several numbers are tried)",
     )
     add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (default: as in the run)")
+    add(
+        "--old-groups",
+        choices=TREATMENTS,
+        nargs="+",
+        metavar="HOW",
+        help="treatments of groups that become too old (replay.old_groups): evict, wait, mask or both (default: as in "
+        f"the run); a wait may last as long as in the run, or {WAIT_S:g} s",
+    )
     add("--batch-size", type=_count, metavar="B", help="trajectories per batch, learner.batch_size")
     add("--group-size", type=_count, metavar="G", help="trajectories per group, learner.group_size")
     add("--publish-every", type=_count, metavar="S", help="learner steps between two versions of the weights")
@@ -212,8 +229,9 @@ def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
 
 
 def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
-    for max_lag in given.max_lag or [run.sizes.max_lag]:
-        sizes = replace(run.sizes, max_lag=max_lag)
+    treatments = given.old_groups or [run.sizes.treatment]
+    for max_lag, treatment in product(given.max_lag or [run.sizes.max_lag], treatments):
+        sizes = replace(_treated(run.sizes, treatment), max_lag=max_lag)
         gpus = given.gpus or sizes.gpus
         if given.learner_gpus:
             yield from (with_learner(sizes, gpus, learner) for learner in given.learner_gpus)
@@ -221,6 +239,13 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
             yield from splits(replace(run, sizes=sizes), gpus, given.host_gpus or 1)
         else:
             yield sizes
+
+
+def _treated(sizes: Sizes, treatment: str) -> Sizes:
+    try:
+        return sizes.treated(treatment)
+    except ValueError as error:
+        raise ConfigError(f"--old-groups {treatment}: {error}") from error
 
 
 def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:
@@ -260,7 +285,7 @@ def show(
 
 def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
     sizes = forecast.sizes
-    yield from (f"{sizes.learner_gpus:,}", f"{sizes.engines:,}", f"{sizes.max_lag}")
+    yield from (f"{sizes.learner_gpus:,}", f"{sizes.engines:,}", f"{sizes.max_lag}", sizes.treatment)
     yield f"{forecast.seconds_per_step:,.3g}"
     yield f"{forecast.trajectories_per_s:,.1f}"
     idle = (forecast.learner_idle, forecast.engine_idle, forecast.scorer_idle)
@@ -279,7 +304,10 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
     lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
     sizes, decided = fastest.sizes, fastest.decided
     if len(forecasts) > 1:
-        yield f"Fastest: learner GPUs {sizes.learner_gpus:,}, engines {sizes.engines:,}, max_lag {sizes.max_lag}."
+        yield (
+            f"Fastest: learner GPUs {sizes.learner_gpus:,}, engines {sizes.engines:,}, max_lag {sizes.max_lag}, old "
+            f"groups {sizes.treatment}."
+        )
     yield f"Lags of the trained trajectories of the fastest forecast: {lags}."
     if "evicted" in decided:
         lengths = ", ".join(f"{end} {each['length']:,.0f}" for end, each in decided.items())

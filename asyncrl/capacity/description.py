@@ -6,13 +6,20 @@ Both come from a run, or from a YAML file that a user wrote or edited.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from asyncrl.config.keys import OPTIONS
 from asyncrl.errors import ConfigError
+
+TREATMENTS = ("evict", "wait", "mask", "both")
+"""The treatments of groups that become too old: they are thrown away, waited for, trained without their old tokens, or
+first waited for and then trained without their old tokens."""
+WAIT_S = 5.0
+"""The wait for old groups, in seconds, if a forecast has a wait but the run has none."""
 
 Count = Annotated[int, Meta(ge=1, le=10**12)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -76,6 +83,7 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     - `engines`: the number of engines; `engine_gpus`: the number of GPUs of each engine
     - `concurrency`: the maximum number of episodes that an engine runs at once
     - `learner_gpus`: the number of GPUs of the learner; `scorers`: the number of scorers
+    - `wait_s`, `masks_old`: the options `wait_s` and `mask` of replay.old_groups
     - All other fields are the options of the same names in docs/configuration.md.
     """
 
@@ -92,6 +100,8 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     oversample: Annotated[float, Meta(ge=1, le=1e6)] = 1.0
     sampler: str = "oldest"
     spare_batches: Annotated[float, Meta(ge=0)] | None = 0.5
+    wait_s: Seconds = 0.0
+    masks_old: bool = False
     filter_zero_variance: bool = False
 
     def __post_init__(self) -> None:
@@ -99,6 +109,20 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}")
         if self.sampler not in (known := OPTIONS["replay.sampler.kind"].choices):
             raise ValueError(f"sampler {self.sampler!r} must be one of {', '.join(known)}")
+        if self.wait_s and self.sampler != "oldest":
+            raise ValueError(f"wait_s {self.wait_s:g} needs the sampler oldest, not {self.sampler}")
+        if (self.wait_s or self.masks_old) and self.max_times_sampled > 1:
+            raise ValueError("with max_times_sampled above 1, wait_s must be 0, and masks_old false")
+
+    @property
+    def treatment(self) -> str:
+        """The name of the treatment of groups that become too old, one of TREATMENTS."""
+        return {(0, 0): "evict", (1, 0): "wait", (0, 1): "mask", (1, 1): "both"}[bool(self.wait_s), self.masks_old]
+
+    def treated(self, treatment: str) -> Self:
+        """The sizes with another treatment of groups that become too old. A wait that was 0 becomes WAIT_S."""
+        waits, masks = treatment in ("wait", "both"), treatment in ("mask", "both")
+        return replace(self, wait_s=(self.wait_s or WAIT_S) if waits else 0.0, masks_old=masks)
 
     @property
     def gpus(self) -> int:

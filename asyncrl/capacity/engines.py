@@ -8,7 +8,11 @@ requests.
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import bisect_right
 from collections.abc import Generator
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import simpy
@@ -38,6 +42,7 @@ class SimulatedEngines:
         # The tokens that a request would have by now if it had run since the simulation began. They grow more slowly
         # while there are many requests.
         self._progress = 0.0
+        self._switches = [(0.0, 0)]
         self._updated = environment.now
         self._is_paused = False
         self._requests: list[tuple[float, int, simpy.Event]] = []
@@ -53,6 +58,20 @@ class SimulatedEngines:
         self._set_alarm()
         return done
 
+    @property
+    def progress(self) -> float:
+        """The number of tokens that a request would have by now if it had run since the simulation began."""
+        self.update()
+        return self._progress
+
+    def versions_between(self, start: float, end: float) -> list[tuple[int, float]]:
+        """The versions that sampled the tokens of a request from `progress` `start` to `end`, oldest first, each with
+        its number of tokens."""
+        first = max(0, bisect_right(self._switches, start, key=itemgetter(0)) - 1)
+        marks = [*self._switches[first:], (math.inf, -1)]
+        spans = ((version, min(end, after) - max(start, begin)) for (begin, version), (after, _) in pairwise(marks))
+        return [(version, tokens) for version, tokens in spans if tokens > 0]
+
     def switch(self, version: int) -> Process:
         """Wait for the transfer of a new version, and pause the engines while they switch to it, as a process of the
         simulation."""
@@ -65,7 +84,10 @@ class SimulatedEngines:
             self.update()
             self._is_paused = False
             self._set_alarm()
-        self.version = max(version, self.version)
+        self.update()
+        if version > self.version:
+            self.version = version
+            self._switches.append((self._progress, version))
         switched, self.switched = self.switched, self._environment.event()
         switched.succeed()
 

@@ -60,6 +60,8 @@ def describe(run: Run) -> RunDescription:
         oversample=replay.oversample,
         sampler=replay.sampler.kind,
         spare_batches=replay.spare_batches,
+        wait_s=replay.old_groups.wait_s,
+        masks_old=replay.old_groups.mask,
         filter_zero_variance=replay.filter.zero_variance,
     )
     try:

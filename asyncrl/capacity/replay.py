@@ -33,9 +33,9 @@ from asyncrl.wire import encode, labels_message, trajectory_message
 SOURCE, SCORER, KIND = "simulated", "simulated", "rules"
 MAX_STORE_BYTES = 1 << 36
 """The maximum size of the store in bytes. It reserves address space, not memory."""
-TOKENS = 3
-"""The maximum number of tokens in a simulated trajectory: one of the prompt, one of the oldest version that sampled it
-and one of the newest."""
+TOKENS = 64
+"""The number of tokens of a leased trajectory that the simulated scorer asks for. A simulated trajectory has one token
+of the prompt, and one for each version that sampled it."""
 PROMPT = (Turn(0, 1, Role.PROMPT),)
 
 
@@ -66,10 +66,10 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         request = protocol.GetTickets(actor, actor, list(holding), [], want)
         return self._ask(request) or []
 
-    def put(self, ticket: Ticket, oldest: int, newest: int, sampled: int, turns: int) -> None:
-        """Deliver an episode that the versions from `oldest` to `newest` sampled. The trajectory has only a few tokens,
-        which carry these versions. Its record gets the true number of sampled tokens and of turns."""
-        runs = [(0, -1), (1, oldest), *([(2, newest)] if newest > oldest else [])]
+    def put(self, ticket: Ticket, versions: Sequence[int], sampled: int, turns: int) -> None:
+        """Deliver an episode that these `versions`, in ascending order, sampled. The trajectory has only one token of
+        each. Its record gets the true number of sampled tokens and of turns."""
+        runs = [(0, -1), *enumerate(versions, 1)]
         length = len(runs)
         trajectory = Trajectory(
             id=ticket.id,
@@ -152,5 +152,7 @@ def _settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
         filters=Filters(zero_variance=sizes.filter_zero_variance),
         sampler=sampler(sampling),
         spare_batches=spare_batches(ReplayConfig(sampler=sampling, spare_batches=sizes.spare_batches)),
+        wait_s=sizes.wait_s,
+        masks_old=sizes.masks_old,
         seed=seed,
     )

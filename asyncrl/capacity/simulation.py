@@ -8,8 +8,8 @@ the slowest of few.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -34,6 +34,8 @@ EPISODES_OF_AN_ACTOR = 64
 MOST_FAILED = 0.5
 """The largest share of failed episodes: if more fail, the replay may slow tickets down or end the run."""
 LEASE = 32
+LOOK_S = 0.5
+"""The time after which a learner that may wait for old groups asks for its batch again."""
 COUNTED = ("episodes", "length", "turns")
 """The values of decided episodes that a forecast has. Rewards are left out, since they are not simulated."""
 
@@ -43,8 +45,10 @@ class Forecast(Struct, frozen=True):
 
     - `learner_idle`, `engine_idle` and `scorer_idle` are shares of time, as means over all engines or all scorers.
     - `requests` is the mean number of requests of one engine while it is busy.
-    - `lags` maps each lag to the share of the trained trajectories that have it.
-    - `discarded` is the share of sampled tokens whose trajectories were thrown away, counted over the whole simulation.
+    - `lags` maps each lag to the share of the trained trajectories that have it. It is the lag of the oldest trained
+      token.
+    - `discarded` is the share of sampled tokens that were thrown away over the whole simulation, with their trajectory
+      or by a mask.
     - `decided` has the number, mean length and turns of the decided episodes by their end. `biased` has the quantities
       by which the age bound chose. Both cover the whole simulation (`asyncrl.replay.selection`).
     """
@@ -159,7 +163,7 @@ class _Simulation:
         self._label_s = run.rates.label_s * self._scorers * self._shards / run.sizes.scorers
         self._engines = SimulatedEngines(environment, run.sizes.engines / self._shards, run.rates)
         self._actors, self._idle_scorers, self._learner = (_Waiting(environment) for _ in range(3))
-        self._episodes: dict[str, tuple[TypicalEpisode, int]] = {}
+        self._episodes: dict[str, tuple[TypicalEpisode, Mapping[int, float]]] = {}
         self._learner_s = self._scorer_idle_s = 0.0
         self._idle_since: dict[str, float] = {}
         self._plans: list[BatchPlan] = []
@@ -191,9 +195,11 @@ class _Simulation:
     def _found(self, before: _Observed, after: _Observed, plans: list[BatchPlan]) -> Forecast:
         seconds, engine_idle_s = after.time - before.time, after.engine_idle_s - before.engine_idle_s
         names = [(plan.version, name) for plan in plans for name in plan.ids]
-        lags = Counter(version - self._episodes[name][1] for version, name in names)
-        trained = sum(self._episodes[name][0].sampled for _, name in names)
-        sampled = sum(self._episodes[name][0].sampled for plan in self._plans for name in plan.ids)
+        lags = Counter(lag for plan in plans for lag in self._lags(plan))
+        trained = sum(map(self._trained, plans))
+        in_plans = sum(self._episodes[name][0].sampled for plan in self._plans for name in plan.ids)
+        # Rounding can make the difference slightly negative.
+        masked = max(0.0, in_plans - sum(map(self._trained, self._plans)))
         thrown_away = sum(self._episodes[name][0].sampled for name in self._replay.thrown_away())
         selection = self._replay.selection()
         return Forecast(
@@ -205,11 +211,25 @@ class _Simulation:
             engine_idle=engine_idle_s / seconds,
             scorer_idle=(after.scorer_idle_s - before.scorer_idle_s) / seconds / self._scorers,
             requests=(after.request_s - before.request_s) / max(seconds - engine_idle_s, 1e-9),
-            lags={lag: count / len(names) for lag, count in sorted(lags.items())},
-            discarded=thrown_away / (thrown_away + sampled),
+            lags={lag: count / lags.total() for lag, count in sorted(lags.items())},
+            discarded=(thrown_away + masked) / (thrown_away + in_plans),
             decided={end: {name: each[name] for name in COUNTED} for end, each in selection.described().items()},
             biased=[name for name in selection.biased() if name in COUNTED],
         )
+
+    def _young(self, plan: BatchPlan) -> Iterator[dict[int, float]]:
+        """Yield the versions that sampled the trained tokens of each trajectory, with their numbers of tokens."""
+        for index, name in enumerate(plan.ids):
+            first = plan.first_trained[index] if plan.first_trained else 0
+            yield {version: tokens for version, tokens in self._episodes[name][1].items() if version >= first}
+
+    def _trained(self, plan: BatchPlan) -> float:
+        """The number of trained tokens of a plan."""
+        return sum(sum(versions.values()) for versions in self._young(plan))
+
+    def _lags(self, plan: BatchPlan) -> Iterator[int]:
+        """The lag of each trajectory of a plan that has trained tokens."""
+        return (plan.version - min(versions) for versions in self._young(plan) if versions)
 
     def _act(self, name: str, concurrency: int) -> Process:
         """Act as an actor, which keeps `concurrency` episodes running."""
@@ -232,11 +252,12 @@ class _Simulation:
             yield self._engines.switched
         episode = dice.choice(self._rates.tasks[int(ticket.task.id)])
         calls, tokens = max(1, episode.turns - 1), episode.sampled / episode.turns
-        yield self._engines.generate(min(1.0, tokens))
-        oldest = self._engines.version
+        versions: defaultdict[int, float] = defaultdict(float)
         for turn in range(episode.turns):
-            yield self._engines.generate(tokens if turn else max(0.0, tokens - 1))
-            newest = self._engines.version
+            began = self._engines.progress
+            yield self._engines.generate(tokens)
+            for version, count in self._engines.versions_between(began, began + tokens):
+                versions[version] += count
             if episode.tools_s and turn < calls:
                 yield self._environment.timeout(episode.tools_s / calls)
         del holding[ticket.id]
@@ -244,8 +265,8 @@ class _Simulation:
             self._replay.fail(ticket)
             self._actors.wake()
         else:
-            self._episodes[ticket.id] = (episode, oldest)
-            self._replay.put(ticket, oldest, newest, round(episode.sampled), episode.turns)
+            self._episodes[ticket.id] = (episode, versions)
+            self._replay.put(ticket, sorted(versions), episode.sampled, episode.turns)
             self._idle_scorers.wake(1)
         ended.wake()
 
@@ -274,7 +295,9 @@ class _Simulation:
             while (plan := self._replay.plan(step)) is None:
                 # The replay may now admit more episodes.
                 self._actors.wake()
-                yield self._learner.wait()
+                woken = self._learner.wait()
+                # The limit of a wait for old groups ends without an event.
+                yield woken if not self._sizes.wait_s else woken | self._environment.timeout(LOOK_S)
             self._plans.append(plan)
             self._next_step = step + 1
             self._plan_ahead()

@@ -129,8 +129,10 @@ class StepMetrics:
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
     """Count trajectories by lag (staleness), as int64[max_lag + 2]: element k counts the trajectories of lag k, and the
-    last element all with a lag above `max_lag`. Demonstrations are not counted, because they have no lag."""
+    last element all with a lag above `max_lag`. The lag of a trajectory is that of its oldest trained token.
+    Demonstrations are not counted, because they have no lag."""
     sampled = tokens.mask if tokens.demonstrated is None else tokens.mask & ~tokens.demonstrated
+    sampled = sampled if tokens.old is None else sampled & ~tokens.old
     _, index = tokens.sequence[sampled].unique(return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0
     oldest = tokens.versions.new_full((count,), version).scatter_reduce(0, index, tokens.versions[sampled], "amin")

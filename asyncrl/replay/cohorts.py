@@ -20,7 +20,7 @@ SELECTION = "selection"
 """The key in the table `meta` of the counted cohorts' Selection."""
 OLDEST = "oldest_cohort"
 """The counter of the cohorts that are counted: the version of the first one that is not."""
-TRAINED = TrajectoryState.TRAINED.value
+TRAINED, MASKED = TrajectoryState.TRAINED.value, "masked"
 
 
 class Moments(Struct, array_like=True):
@@ -82,16 +82,23 @@ def decide(tx: Transaction, name: str, group: GroupRecord, end: TrajectoryState)
     cohort.undecided -= 1
     episodes = []
     for record in _played(tx, name, group):
-        fate = record.state if record.state is TrajectoryState.DEAD else TRAINED if record.plans else end
+        fate = _fate(record, end)
         is_final = fate not in (TrajectoryState.DEAD, TrajectoryState.DROPPED)
         reward = record.reward if is_final else None
-        cohort.sums.setdefault(str(fate), Sums()).add(record.sampled, record.turns, reward)
-        if fate in (TRAINED, TrajectoryState.EVICTED):
+        cohort.sums.setdefault(fate, Sums()).add(record.sampled, record.turns, reward)
+        if fate in (TRAINED, MASKED, TrajectoryState.EVICTED):
             episodes.append(record)
     if episodes:
         cohort.add_group(_values(episodes), any(record.plans for record in episodes))
     tx.put("meta", _key(group.begun), cohort)
     _count_decided(tx)
+
+
+def _fate(record: TrajectoryRecord, end: TrajectoryState) -> str:
+    """The end of an episode, one of `selection.ENDS`, if its group is closed with the state `end`."""
+    if record.state is TrajectoryState.DEAD or not record.plans:
+        return (record.state if record.state is TrajectoryState.DEAD else end).value
+    return TRAINED if record.trained_tokens else MASKED
 
 
 def _played(tx: Transaction, name: str, group: GroupRecord) -> Iterator[TrajectoryRecord]:

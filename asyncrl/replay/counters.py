@@ -20,7 +20,7 @@ COUNTERS = (
     *("duplicates", "failures", "scoring_failures", "late_labels", "tickets_redelivered", "leases_redelivered"),
     *("groups_reissued", "plans_skipped", "tasks_passed_over", "tokens_thrown_away", "damaged", "refused"),
     *("internal_errors", "dead_letters_dropped", "tokens_accepted", "tokens_labelled", "tokens_trained"),
-    *("tokens_evicted", "tokens_filtered", "tokens_dropped", "tokens_dead"),
+    *("tokens_evicted", "tokens_filtered", "tokens_dropped", "tokens_dead", "tokens_masked", "wait_limits_reached"),
 )
 DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
 
@@ -65,7 +65,7 @@ def unreported(tx: Transaction, steps: int) -> dict[str, int]:
     for name, times in covered.items():
         record = TrajectoryRecord.of(tx, name)
         if is_done(tx, record, record.trained + times):
-            trained, tokens = trained + 1, tokens + record.sampled
+            trained, tokens = trained + 1, tokens + record.trained_tokens
     return {"trained": trained, "tokens_trained": tokens}
 
 
@@ -78,7 +78,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     - `trained_twice`: the number of plans that contain a trajectory, minus its allowed `uses`, summed over the
       trajectories with more plans than that
     - `planned`: the number of trajectories in plans
-    - `largest_lag`: the largest lag of a planned trajectory
+    - `largest_lag`: the largest lag of a trained token of a planned trajectory
 
     Skipped plans do not count.
     """
@@ -91,7 +91,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
         lost += record.state in LIVE and not _readable(tx, key.decode())
     plans = [plan for _, plan in tx.items("plans", BatchPlan) if not plan.skipped]
     planned = Counter(name for plan in plans for name in plan.ids)
-    lags = [TrajectoryRecord.of(tx, name).lag_at(plan.version) for plan in plans for name in plan.ids]
+    lags = [TrajectoryRecord.of(tx, name).trained_lag_at(plan.version) for plan in plans for name in plan.ids]
     return {
         "states": dict(states),
         "lost": lost + tx.counter("accepted") - states.total(),

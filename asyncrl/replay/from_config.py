@@ -64,6 +64,8 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         sampler=sampler(replay.sampler),
         reissue_evicted=replay.reissue_evicted,
         spare_batches=spare_batches(replay),
+        wait_s=replay.old_groups.wait_s,
+        masks_old=replay.old_groups.mask,
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
         max_failure_share=config.actor.max_failure_share,

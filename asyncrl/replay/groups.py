@@ -192,7 +192,7 @@ class OpenGroups:
         record.state = TrajectoryState.TRAINED
         record.save(tx, name)
         tx.add(TrajectoryState.TRAINED)
-        tx.add("tokens_trained", record.sampled)
+        tx.add("tokens_trained", record.trained_tokens)
         if record.last_plan < tx.counter("forgotten_steps"):
             forget(tx, name)
 

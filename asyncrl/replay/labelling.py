@@ -300,7 +300,8 @@ class Labelling:
         tx.afterwards(self._filter_limit.accepted)
         spread = float(np.std([member.reward for member in members]))
         self._stages.begin(tx, Stage.READY, name)
-        tx.append("ready", ReadyGroup(name, min(member.oldest for member in played), spread))
+        oldest, newest = min(member.oldest for member in played), max(member.newest for member in played)
+        tx.append("ready", ReadyGroup(name, oldest, spread, newest))
 
     def _unmet(self, tx: Transaction, labels: Labels) -> str:
         """The reason why an episode with these labels cannot be trained; empty if it can."""

@@ -9,6 +9,9 @@ admitted and not planned yet. With B trajectories per step:
 - if the learner did not wait, and more trajectories are complete than `spare_batches` batches have: `ahead` falls by
   this surplus / (max_lag + 1), but not below the trajectories of one version.
 
+If the learner waits only for old groups (`old_groups.py`), `ahead` stays as it is. Enough episodes are complete, and
+with fewer running episodes the engines would be idle during the wait.
+
 So `ahead` adapts to the number of episodes that keeps the learner busy, whether episodes are long or short. It rises
 faster than it falls, since an idle learner costs more than data that are one version older. Pacing never changes the
 age bound.
@@ -79,9 +82,10 @@ class Pace:
             record.waited, record.rises = step, due
             record.save(tx, KEY)
 
-    def planned(self, tx: Transaction, step: int, left: int) -> None:
-        """Note that the batch of `step` is planned, and that `left` complete trajectories remain."""
-        if self._spare is None:
+    def planned(self, tx: Transaction, step: int, left: int, waited: bool = False) -> None:
+        """Note that the batch of `step` is planned, and that `left` complete trajectories remain. `waited`: the learner
+        waited for old groups before this step."""
+        if self._spare is None or waited:
             return
         record = self._record(tx)
         surplus = left - self._spare

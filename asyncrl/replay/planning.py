@@ -1,7 +1,8 @@
 """Makes the batch plans, which assign complete groups to learner steps. A plan is recorded before the learner gets it,
 and never changes.
 
-Eviction enforces the age bound: a group with a trajectory older than max_lag is not planned, but evicted and counted.
+The age bound is enforced here: a group with a token older than max_lag is not planned, but evicted and counted. If such
+tokens are masked (`old_tokens.py`), only groups without younger tokens are evicted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 
 from asyncrl.errors import RefusedError
 from asyncrl.ids import attempt_of
-from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import set_label_needs, unfit_members
+from asyncrl.replay.old_groups import OldGroups, OldWait
+from asyncrl.replay.old_tokens import is_too_old, mask, unmask, young_parts, youngest
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.records import (
     DeadLetter,
@@ -35,52 +37,6 @@ from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan, LabelNeeds, Trajectory
 from asyncrl.wire import decode, read_trajectory, split
 
-LEARNER_TRACK = "learner waits"
-"""The track of the spans in which the learner waits for a plan. Each span has the cause of the wait as its name."""
-
-
-class LearnerWaits:
-    """Measures how long the learner waits for plans, by the cause of the wait. `clock` gives monotonic seconds.
-
-    Call `asked` at each request for a plan, and `look` regularly. The time between two looks during a wait counts for
-    the cause that the first look found. `spans` get a span for each cause of a wait.
-    """
-
-    def __init__(self, clock: Callable[[], float], spans: Spans | None = None) -> None:
-        self._clock = clock
-        self._spans = spans or NoSpans()
-        self._waits_since: float | None = None
-        self._since: float | None = None
-        self._cause = ""
-        self._began = 0.0
-        self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
-
-    def asked(self, found: bool, missing: Callable[[], str]) -> None:
-        """Note a request for a plan, and whether a plan was `found`. `missing` returns the cause of a wait, and is
-        called only if a wait begins."""
-        if self._since is None and not found:
-            self._since, self._cause = self._clock(), missing()
-            self._began = self._spans.clock()
-            self._waits_since = self._since
-        elif found:
-            self.look(lambda: "")
-            self._since = self._waits_since = None
-
-    def now_s(self) -> float | None:
-        """Seconds for which the learner has been waiting. `None` if it is not waiting."""
-        return None if self._waits_since is None else self._clock() - self._waits_since
-
-    def look(self, missing: Callable[[], str]) -> None:
-        """Add the time since the last look to its cause, and note the cause from now on. `missing` is called only
-        during a wait."""
-        if self._since is not None:
-            now = self._clock()
-            self.seconds[self._cause] += now - self._since
-            before, self._since, self._cause = self._cause, now, missing()
-            if self._cause != before:
-                began, self._began = self._began, self._spans.clock()
-                self._spans.add(f"no {before}", began, self._began, LEARNER_TRACK)
-
 
 class Planning:
     """Handles the learner's requests for plans. Each call is part of the caller's transaction."""
@@ -92,10 +48,14 @@ class Planning:
         dead_letters: DeadLetters,
         stages: Stages,
         pace: Pace,
+        old_groups: OldGroups,
     ) -> None:
         self._settings = settings
         self._groups = groups
         self._pace = pace
+        self._old_groups = old_groups
+        self.old_wait: OldWait | None = None
+        """The groups for which the step that the learner requested last must wait. `None` if it need not."""
         self._dead_letters = dead_letters
         self._stages = stages
         self._wanted = settings.batch_size // settings.group_size
@@ -132,18 +92,30 @@ class Planning:
             tx.delete("plans", first)
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
-        """The recorded plan of `step`, or a new plan if enough groups are ready. `None` if there are too few.
+        """The recorded plan of `step`, or a new plan if enough groups are ready. `None` if there are too few, or if the
+        step waits for old groups.
 
         Groups that are too old for this step are evicted. Raises RefusedError: `step` has no plan, and is not the next
         step to plan."""
-        if tx.counter("learner_step") != step and step <= tx.count("plans"):
-            tx.set("learner_step", step)
-        return self._planned(tx, step)
+        self._reach(tx, step)
+        self.old_wait = None
+
+        def waits(wait: OldWait) -> bool:
+            self.old_wait = wait if self._old_groups.may_wait(tx, step, wait) else None
+            return self.old_wait is not None
+
+        return self._planned(tx, step, waits)
 
     def plan_at_once(self, tx: Transaction, step: int) -> BatchPlan:
-        """The recorded plan of `step`, or a new plan. It has no trajectories if too few groups are ready. Raises
-        RefusedError: `step` has no plan, and is not the next step to plan."""
-        return self.plan(tx, step) or self._record(tx, step, [])
+        """The recorded plan of `step`, or a new plan, which waits for no old groups. It has no trajectories if too few
+        groups are ready. Raises RefusedError: `step` has no plan, and is not the next step to plan."""
+        self._reach(tx, step)
+        return self._planned(tx, step, lambda wait: False) or self._record(tx, step, [])
+
+    def _reach(self, tx: Transaction, step: int) -> None:
+        """Note that the learner has reached `step`."""
+        if tx.counter("learner_step") != step and step <= tx.count("plans"):
+            tx.set("learner_step", step)
 
     def plan_ahead(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of a step that the learner has not reached. `None` if it cannot be made yet.
@@ -151,10 +123,12 @@ class Planning:
         A new plan is made only if the sampler allows this (`plans_ahead`). The age bound of a step does not depend on
         the time at which it is planned."""
         if self._settings.sampler.plans_ahead and step == tx.count("plans"):
-            return self._planned(tx, step)
+            return self._planned(tx, step, lambda wait: True)
         return tx.get("plans", step, BatchPlan)
 
-    def _planned(self, tx: Transaction, step: int) -> BatchPlan | None:
+    def _planned(self, tx: Transaction, step: int, waits: Callable[[OldWait], bool]) -> BatchPlan | None:
+        """The recorded plan of `step`, or a new plan. `None` if too few groups are ready, or if the step must wait for
+        old groups and `waits` says that it still does."""
         recorded = tx.get("plans", step, BatchPlan)
         if recorded is None and step != tx.count("plans"):
             raise RefusedError(f"step {step} cannot be planned: the next step is {tx.count('plans')}")
@@ -165,13 +139,23 @@ class Planning:
         ready = list(tx.items("ready", ReadyGroup))
         if len(ready) < self._wanted:
             return None
+        wait = self._old_groups.wait(tx, step, [group for _, group in ready])
+        if wait is not None and waits(wait):
+            return None
         rng = np.random.default_rng([self._settings.seed, self._settings.shard, step])
         chosen = self._settings.sampler.choose([group for _, group in ready], self._wanted, rng)
         return self._record(tx, step, [(*ready[index], weight) for index, weight in chosen])
 
     def missing(self, tx: Transaction) -> str:
-        """The reason why there is no plan: "labels" if enough groups are delivered and only lack scores, "store" if the
-        store is too full for new tickets, else "episodes"."""
+        """The reason why there is no plan:
+
+        - "old_groups": the step waits for old groups
+        - "labels": enough groups are delivered, and only lack scores
+        - "store": the store is too full for new tickets
+        - "episodes": in all other cases
+        """
+        if self.old_wait is not None:
+            return "old_groups"
         delivered = tx.count("ready")
         for name, group in GroupRecord.all(tx):
             incomplete = group.training and not all(group.labelled)
@@ -189,14 +173,15 @@ class Planning:
 
     def _evict(self, tx: Transaction, version: int) -> None:
         for order, ready in list(tx.items("ready", ReadyGroup)):
-            if ready.oldest < self._settings.oldest_allowed(version):
+            if is_too_old(self._settings, ready, version):
                 tx.delete("ready", order)
                 group = GroupRecord.of(tx, ready.name)
                 for name in group.ids(ready.name):
                     self._age(tx, name, version)
                 if self._settings.reissue_evicted and not group.sampled:
                     tx.append("again", group.row)
-                reason = f"sampled by version {ready.oldest}: too old for version {version} (replay.max_lag)"
+                sampled_by = youngest(ready) if self._settings.masks_old else ready.oldest
+                reason = f"sampled by version {sampled_by}: too old for version {version} (replay.max_lag)"
                 self._groups.close(tx, ready.name, TrajectoryState.EVICTED, reason)
 
     def _age(self, tx: Transaction, name: str, version: int) -> None:
@@ -213,9 +198,12 @@ class Planning:
             for _, ready, weight in chosen
             for name in GroupRecord.of(tx, ready.name).ids(ready.name)
         ]
+        version = self._settings.version_at(step)
+        first = self._settings.oldest_allowed(version)
+        young = young_parts(tx, [(name, record) for name, record, _ in entries], first)
         plan = BatchPlan(
             step=step,
-            version=self._settings.version_at(step),
+            version=version,
             ids=[name for name, _, _ in entries],
             group_ids=[record.group for _, record, _ in entries],
             tokens=[record.tokens for _, record, _ in entries],
@@ -223,15 +211,20 @@ class Planning:
             weights=[weight for _, _, weight in entries],
             shared=_shared(tx, [name for name, _, _ in entries]),
             demonstrations=[index for index, (_, record, _) in enumerate(entries) if record.is_demonstration],
+            first_trained=[] if young is None else [first] * len(entries),
+            trained=[part.tokens for part in young or ()],
         )
         tx.put("plans", step, plan)
-        for name, record, _ in entries:
+        for index, (name, record, _) in enumerate(entries):
             record.state, record.plans, record.last_plan = TrajectoryState.PLANNED, record.plans + 1, step
             record.lag = record.lag_at(plan.version)
+            if young is not None:
+                mask(tx, record, young[index], plan.version)
             record.save(tx, name)
         for order, ready, _ in chosen:
             self._use(tx, order, ready.name, step)
-        self._pace.planned(tx, step, tx.count("ready") * self._settings.group_size)
+        left = tx.count("ready") * self._settings.group_size
+        self._pace.planned(tx, step, left, self._old_groups.has_waited(step))
         self._stages.mark(tx, "plan", "plans", step=step, version=plan.version, episodes=len(plan.ids))
         return plan
 
@@ -288,6 +281,7 @@ class Planning:
         it."""
         record.plans -= 1
         if not record.plans:
+            unmask(tx, record)
             self._bury(tx, name, record, reason)
         record.save(tx, name)
         return not record.plans

@@ -92,6 +92,8 @@ class TrajectoryRecord(Record):
     - `process`: the step scores as one number, if a process model scored the steps
     - `vote`: the short answer (see `Labels`)
     - `row`: the task's row in the training or evaluation file, or -1 in imported stores
+    - `newest`: the newest version that sampled one of its tokens; -1 if it is unknown
+    - `masked`: the number of its sampled tokens that its plan does not train, since they are too old
     """
 
     table = "trajectories"
@@ -118,14 +120,27 @@ class TrajectoryRecord(Record):
     process: float | None = None
     vote: str = ""
     row: int = -1
+    newest: int = -1
+    masked: int = 0
 
     @property
     def is_demonstration(self) -> bool:
         return self.finish == Finish.DEMONSTRATION
 
+    @property
+    def trained_tokens(self) -> int:
+        """The number of its sampled tokens that its plan trains."""
+        return self.sampled - self.masked
+
     def lag_at(self, version: int) -> int:
         """The lag: the age in versions of its oldest token at a policy `version`; -1 for a demonstration."""
         return -1 if self.is_demonstration else version - self.oldest
+
+    def trained_lag_at(self, version: int) -> int:
+        """The lag of its oldest trained token in a plan at a policy `version`; -1 for a demonstration, and if no token
+        is trained."""
+        # Only a trajectory that is in one plan can have masked tokens, and `lag` is of that plan.
+        return self.lag if self.masked else self.lag_at(version)
 
 
 class GroupRecord(Record):
@@ -171,23 +186,29 @@ class GroupRecord(Record):
 class ReadyGroup(Struct, array_like=True):
     """A complete and labelled group that may be trained.
 
-    - `oldest`: the oldest version that sampled one of its tokens
+    - `oldest`, `newest`: the oldest and the newest version that sampled one of its tokens. `newest` is -1 if it is
+      unknown
     - `spread`: the standard deviation of its members' rewards
     """
 
     name: str
     oldest: int
     spread: float
+    newest: int = -1
 
 
 class TicketRecord(Record):
-    """An open ticket, which permits one episode. `worker` is the actor that holds it, or empty while it waits for an
-    actor."""
+    """An open ticket, which permits one episode.
+
+    - `worker`: the actor that holds it, or empty while it waits for an actor
+    - `version`: the newest policy version when the actor got it; -1 while it waits, and if it is unknown
+    """
 
     table = "tickets"
     group: str
     member: int
     worker: str = ""
+    version: int = -1
 
 
 class EvaluationRecord(Record):

@@ -28,8 +28,9 @@ from typing import Any
 
 from msgspec import Struct
 
-ENDS = ("trained", "evicted", "filtered", "dropped", "dead")
-"""The ends of an episode. An episode is `trained` if a batch contains it."""
+ENDS = ("trained", "masked", "evicted", "filtered", "dropped", "dead")
+"""The ends of an episode. An episode is `trained` if a batch contains it, and `masked` if that batch trains none of its
+tokens, since all are too old."""
 WHOLE = ("episodes", "tokens", "turns", "scored")
 """The fields of `Sums` that are whole numbers."""
 QUANTITIES = ("length", "turns", "reward")

@@ -22,11 +22,13 @@ from asyncrl.replay.filter_limit import ABOVE_1, FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
+from asyncrl.replay.learner_waits import LearnerWaits
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.messages import Call, Reply
+from asyncrl.replay.old_groups import OldGroups
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.pinned import require_pinned
-from asyncrl.replay.planning import LearnerWaits, Planning
+from asyncrl.replay.planning import Planning
 from asyncrl.replay.readers import Readers
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
@@ -93,7 +95,8 @@ class ReplayService:
         self._tickets = TicketQueue(
             settings, self._groups, self._labelling, self._actors, self._backoff, self._limits[EPISODES], clock, stages
         )
-        self._planning = Planning(settings, self._groups, self._dead_letters, stages, self._pace)
+        self._old_groups = OldGroups(settings, clock)
+        self._planning = Planning(settings, self._groups, self._dead_letters, stages, self._pace, self._old_groups)
         self._waits = LearnerWaits(clock, spans)
         self._end = RunEnd(clock)
         self._ends = ends
@@ -175,6 +178,11 @@ class ReplayService:
         """Note that a client is told to send a request again later, for this reason."""
         self._put_off, self._put_off_at = reason, self._clock()
 
+    def _old_text(self) -> str:
+        """The old groups for which the learner waits, as the end of a sentence about it. Empty if it waits for none."""
+        wait = self._planning.old_wait
+        return "" if wait is None or self._waits.now_s() is None else self._old_groups.described(wait)
+
     def _busy(self) -> str:
         """The reason why requests are put off now. Empty if they are not."""
         return self._put_off if self._clock() - self._put_off_at <= PUT_OFF_S else ""
@@ -243,10 +251,12 @@ class ReplayService:
             case protocol.GetPlan():
                 check_all(self._limits, self._settings.run)
                 plan = self._planning.plan(tx, request.step)
-                if plan is None:
+                # A step that waits for old groups has enough complete groups.
+                is_short = plan is None and self._planning.old_wait is None
+                if is_short:
                     self._filter_limit.check()
                 self._waits.asked(plan is not None, lambda: self._planning.missing(tx))
-                if plan is None:
+                if is_short:
                     self._pace.waits(tx, request.step, self._waits.now_s() or 0.0)
                 return None if plan is None else Reply(plan)
             case protocol.PlanAtOnce():
@@ -304,6 +314,7 @@ class ReplayService:
                 "identity": tx.identity,
                 "silence_s": {"actors": self._actors.silence(), "scorers": self._scorers.silence()},
                 "learner_waits_s": self._waits.now_s(),
+                "old_groups": self._old_text(),
                 "busy": self._busy(),
                 "readers": [asdict(each) for each in self.readers.lingering()],
                 **self.failing(),

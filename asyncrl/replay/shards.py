@@ -133,6 +133,8 @@ def _demonstrations(plans: Sequence[BatchPlan]) -> list[int]:
 
 def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
     """Join the shards' parts of a step's plan, in the order of the shards. The plan is skipped if a part is skipped."""
+    masks = any(plan.trained for plan in plans)
+    firsts = [plan.first_trained or [0] * len(plan.ids) for plan in plans]
     return BatchPlan(
         step=plans[0].step,
         version=plans[0].version,
@@ -144,6 +146,8 @@ def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
         skipped=next((plan.skipped for plan in plans if plan.skipped), ""),
         shared=[count for plan in plans for count in plan.shared or [0] * len(plan.ids)],
         demonstrations=_demonstrations(plans),
+        first_trained=[version for part in firsts for version in part] if masks else [],
+        trained=[count for plan in plans for count in plan.trained_tokens] if masks else [],
     )
 
 

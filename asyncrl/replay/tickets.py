@@ -110,7 +110,7 @@ class TicketQueue:
             # A ticket that was withdrawn and offered again is queued twice. When the second entry reaches the front of
             # the queue, a worker already holds the ticket.
             if record is not None and not record.worker:
-                record.worker = worker
+                record.worker, record.version = worker, tx.counter("version")
                 record.save(tx, name)
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
@@ -121,6 +121,9 @@ class TicketQueue:
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
         group = GroupRecord.of(tx, record.group)
         oldest = max(0, self._settings.oldest_allowed(tx.counter("version")))
+        if self._settings.wait_s:
+            # The learner waits for episodes by the version of their tickets, so no older version may play them.
+            oldest = max(oldest, record.version)
         return Ticket(
             id=name,
             task=self._settings.task(group, record.member),
@@ -134,7 +137,7 @@ class TicketQueue:
     def _take_back(self, tx: Transaction, worker: str) -> None:
         for name in tx.members("held", worker):
             record = TicketRecord.of(tx, name)
-            record.worker = ""
+            record.worker, record.version = "", -1
             record.save(tx, name)
             tx.remove_member("held", worker, name)
             self._given.pop(name, None)
@@ -180,7 +183,7 @@ class TicketQueue:
         sent = read_images(images, trajectory)
         if lacks_images(tx, trajectory, sent):
             return "incomplete"
-        if tx.table_bytes("data") + tx.table_bytes("images") > self._settings.full_bytes:
+        if tx.episode_bytes() > self._settings.full_bytes:
             raise BusyError("the store is full until the learner releases what it has trained; see replay.max_store_gb")
         record = TrajectoryRecord(
             ticket.group,
@@ -193,6 +196,7 @@ class TicketQueue:
             seconds=sum(trajectory.timings.values()),
             data_source=self._settings.task(group).data_source,
             row=group.row,
+            newest=trajectory.newest_version,
         )
         tx.afterwards(self._backoff.succeeded, EPISODES)
         tx.afterwards(self._limit.succeeded, name)

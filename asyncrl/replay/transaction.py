@@ -256,6 +256,10 @@ class Transaction:
         stat = self._raw.stat(db=self._tables[table])
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
 
+    def episode_bytes(self) -> int:
+        """The bytes of the pages of all trajectories and their images."""
+        return self.table_bytes("data") + self.table_bytes("images")
+
     def free_dead_readers(self) -> int:
         """Free the snapshots of processes that have ended, and return their number. The pages of these snapshots can be
         reused at once."""

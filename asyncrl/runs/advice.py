@@ -80,6 +80,12 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
             f"{idle} room in the store: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep less "
             "with replay.retention"
         )
+    elif cause == "old_groups":
+        lag = settings.replay.max_lag
+        yield (
+            f"{idle} groups that would have become too old: raise replay.max_lag from {lag} to {lag + 1}, or lower "
+            f"replay.old_groups.wait_s from {settings.replay.old_groups.wait_s:g}"
+        )
     else:
         yield from _more_episodes(f"{idle} episodes", seen, settings)
 

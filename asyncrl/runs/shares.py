@@ -11,7 +11,7 @@ from asyncrl.runs.run import Run
 
 Rows = Sequence[Mapping[str, Any]]
 
-CAUSES = ("labels", "episodes", "store")
+CAUSES = ("labels", "episodes", "store", "old_groups")
 """The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500

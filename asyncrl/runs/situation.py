@@ -64,7 +64,8 @@ class ShardNow:
     - `failing`: the reason why the shard issues few tickets; empty if there is none;
     - `refusing`: the reason why the shard's filters refuse every group; empty if they do not;
     - `busy`: the reason why the shard postpones requests; empty if it does not;
-    - `learner_waits_s`: the seconds for which the learner has waited; None if it does not wait.
+    - `learner_waits_s`: the seconds for which the learner has waited; None if it does not wait;
+    - `old_groups`: the old groups for which the learner waits, as the end of a sentence; empty if it waits for none.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ShardNow:
     refusing: str = ""
     busy: str = ""
     learner_waits_s: float | None = None
+    old_groups: str = ""
 
     @property
     def takes(self) -> bool:
@@ -211,4 +213,5 @@ def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any
         refusing=status.get("refusing") or status.get("solved", ""),
         busy=status.get("busy", ""),
         learner_waits_s=status.get("learner_waits_s"),
+        old_groups=status.get("old_groups", ""),
     )

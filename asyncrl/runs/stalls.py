@@ -81,7 +81,7 @@ def _phase(learners: Sequence[RoleNow], now: Situation) -> tuple[str, float | No
 
 def _batch(now: Situation) -> list[Wait]:
     """The reasons why the batch of the learner's step is not complete."""
-    missing = [shard for shard in now.shards if shard.ready < shard.wanted or not shard.takes]
+    missing = [shard for shard in now.shards if shard.ready < shard.wanted or not shard.takes or shard.old_groups]
     if not missing:
         return []
     shard = max(missing, key=lambda each: (not each.takes, each.wanted - each.ready))
@@ -98,6 +98,8 @@ def _missing(shard: ShardNow, now: Situation) -> list[Wait]:
     lacks, of_shard = shard.wanted - shard.ready, f" of {shard.name}" if len(now.shards) > 1 else ""
     if stopped := _stopped(shard, now):
         return [stopped]
+    if shard.old_groups:
+        return [Wait("", f"{shard.old_groups}{of_shard}"), *_of_old_groups(shard, now)]
     if shard.failing:
         return [_failing(shard)]
     if shard.refusing:
@@ -110,6 +112,13 @@ def _missing(shard: ShardNow, now: Situation) -> list[Wait]:
             *_actors(shard, now, now.version - now.max_lag),
         ]
     return [_no_tickets(shard, now)]
+
+
+def _of_old_groups(shard: ShardNow, now: Situation) -> list[Wait]:
+    """The reason why the old groups of a shard are not complete."""
+    if shard.playing:
+        return _actors(shard, now, now.version - now.max_lag)
+    return _scorers(shard, now) if shard.scoring else []
 
 
 def _evaluation(now: Situation) -> list[Wait]:

@@ -218,6 +218,16 @@ def test_each_run_may_have_its_own_time_and_the_colocated_one_comes_last() -> No
     assert list(cases(parse([*words, "1", "2", "3"])).values()) == [1.0, 2.0, 3.0]
 
 
+def test_each_treatment_of_old_groups_is_measured_at_each_age_bound_above_0() -> None:
+    words = ["--engine", "embedded", "--gpus", "0", "--lags", "0", "2", "--old-groups", "evict", "wait", "both"]
+    found = list(cases(parse(words)))
+    assert found == [Case(0), Case(2), Case(2, old_groups="wait"), Case(2, old_groups="both")]
+    assert [case.label for case in found] == ["0", "2", "2 wait", "2 both"]
+    assert found[2].name == "lag-2-wait"
+    settings = Loop(parse(words)).settings(found[3])
+    assert {"replay.old_groups.wait_s=5", "replay.old_groups.mask=true", "replay.max_lag=2"} <= set(settings)
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

@@ -13,7 +13,7 @@ import yaml
 from msgspec.structs import replace
 
 from asyncrl.capacity.command import ForecastProgress, _cells, notes
-from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
+from asyncrl.capacity.description import WAIT_S, Rates, RunDescription, Sizes, TypicalEpisode, read_description
 from asyncrl.capacity.measured import decoding_times, describe
 from asyncrl.capacity.simulation import simulate
 from asyncrl.capacity.splits import splits
@@ -149,6 +149,11 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     assert "1,000 steps" in out
     assert "means over 6 measured learner steps, which is few: `asyncrl resume RUN learner.steps=30`" in out
     assert read_description(file) == describe(Run(run))
+    assert call([str(file), "--max-lag", "0", "1", "--old-groups", "evict", "both", "--steps", "3", "--json"]) == 0
+    sizes = [each["sizes"] for each in json.loads(capsys.readouterr().out)]
+    assert [(each["max_lag"], each["wait_s"], each["masks_old"]) for each in sizes] == [
+        (lag, *treated) for lag in (0, 1) for treated in ((0.0, False), (WAIT_S, True))
+    ]
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
     assert call(words) == 0
     forecasts = json.loads(capsys.readouterr().out)

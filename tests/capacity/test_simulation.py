@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import simpy
 from msgspec.structs import replace
 
 from asyncrl.capacity import command
-from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode
+from asyncrl.capacity.description import TREATMENTS, Rates, RunDescription, Sizes, TypicalEpisode
+from asyncrl.capacity.engines import SimulatedEngines
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.errors import ConfigError
 
@@ -71,6 +73,52 @@ def test_groups_that_are_too_old_are_thrown_away_and_never_trained(sampler: str)
     assert set(found.lags) <= {0, 1}
     assert 0 < found.discarded < 1
     assert sum(found.lags.values()) == pytest.approx(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_lag", [1, 3])
+def test_old_groups_are_thrown_away_waited_for_or_masked(max_lag: int) -> None:
+    given = rates(tasks=[[EPISODE] * 7, [EPISODE, LONG]], token_s=1e-5)
+    found = {how: forecast(given, **treated(how, max_lag)) for how in TREATMENTS}
+    assert found["wait"].discarded == 0
+    assert "evicted" not in found["wait"].decided
+    assert min(found["evict"].discarded, found["mask"].discarded) > 0
+    assert found["mask"].trajectories_per_s > found["evict"].trajectories_per_s
+    for each in found.values():
+        assert set(each.lags) <= set(range(max_lag + 1))
+        assert sum(each.lags.values()) == pytest.approx(1)
+
+
+def treated(how: str, max_lag: int) -> dict[str, Any]:
+    """The sizes of a run with a treatment of old groups."""
+    given = sizes(max_lag=max_lag).treated(how)
+    return {"max_lag": max_lag, "wait_s": 1e3 if given.wait_s else 0.0, "masks_old": given.masks_old}
+
+
+def test_a_wait_that_the_sampler_does_not_suit_is_refused() -> None:
+    with pytest.raises(ValueError, match="wait_s 5 needs the sampler oldest, not fifo"):
+        sizes(sampler="fifo", wait_s=5.0)
+    with pytest.raises(ValueError, match="with max_times_sampled above 1"):
+        sizes(max_times_sampled=2, masks_old=True)
+
+
+@pytest.mark.parametrize("how", TREATMENTS)
+def test_a_treatment_of_old_groups_is_known_by_its_name(how: str) -> None:
+    assert sizes().treated(how).treatment == how
+    assert sizes(wait_s=60.0).treated("both").wait_s == 60.0
+
+
+def test_a_request_has_the_tokens_of_each_version_during_which_it_ran() -> None:
+    environment = simpy.Environment()
+    engines = SimulatedEngines(environment, 1, rates(pass_s=0.0, request_s=1.0))
+    engines.generate(10.0)
+    for version, at in ((1, 3.0), (2, 7.0)):
+        environment.run(at)
+        environment.run(environment.process(engines.switch(version)))
+    environment.run(10.0)
+    assert engines.versions_between(0.0, 10.0) == [(0, 3.0), (1, 4.0), (2, 3.0)]
+    assert engines.versions_between(3.0, 7.0) == [(1, 4.0)]
+    assert engines.versions_between(8.0, 9.0) == [(2, 1.0)]
 
 
 @pytest.mark.slow

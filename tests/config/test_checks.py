@@ -77,6 +77,7 @@ SERVED = {"engine.kind": "sglang"}
 AWAY = {"engine.kind": "sglang", "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"]}
 KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
 TURNS = {"cluster.colocated": True, "engine.kind": "sglang", "replay.max_lag": 0}
+WAIT, MASK = {"replay.old_groups.wait_s": 60.0}, {"replay.old_groups.mask": True}
 STEPS = {"scoring.steps": "my.steps"}
 MANAGER, ONE_MANAGER = {"scoring.manager.name": "naive"}, {"scoring.manager.sources": {"a": {"name": "naive"}}}
 BY_MODEL = {"scoring.rule": None, "scoring.outcome_model.path": "m"}
@@ -238,6 +239,12 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ),
         ({"learner.deterministic": True, "model.attention": "flex_attention"}, "use auto"),
         ({"replay.shards": 9}, "use at most 8 shards"),
+        (WAIT | {"replay.max_lag": 0}, "only groups of its own version; set the first key to 0"),
+        (WAIT | {"replay.sampler.max_times_sampled": 2}, "or the second to 1"),
+        (MASK | {"replay.max_lag": 0}, "only groups of its own version; set the first key to false"),
+        (MASK | {"replay.sampler.max_times_sampled": 2}, "or the second to 1"),
+        (MASK | {"implicit.train": True, "algorithm.advantage.name": "prime"}, "learns from whole episodes"),
+        (WAIT | {"replay.sampler.kind": "fifo"}, "must train them first; use oldest, or set the second key to 0"),
         ({"run.name": "../mine"}, "a name without slashes"),
         ({"run.name": ".."}, "a name without slashes"),
         ({"replay.filter.min_reward": 1.0, "replay.filter.max_reward": 0.5}, "every group would be refused"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from asyncrl.learner.model.policy import Policy, load_policy
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_result import StepResult
 from asyncrl.learner.trainer import Trainer
-from asyncrl.types import BatchPlan, Labels
+from asyncrl.types import BatchPlan, Labels, Trajectory
 from tests.learner.support import PlannedReplay, make_config
 
 pytestmark = pytest.mark.slow
@@ -73,6 +73,7 @@ class Setup:
         assert totals.group_tokens is not None
         self.totals = replace(totals, group_tokens=totals.group_tokens.to(ranks.device))
         self.episodes: Episodes = build_episodes(plan, labels, ranks.device)
+        self.trajectories: Sequence[Trajectory] = trajectories
         self.batch: LocalBatch = build_local_batch(self.members, trajectories, ranks.device)
 
     def prepared(self, *passes: Passes) -> LocalBatch:

@@ -247,6 +247,11 @@ class Core:
             records = [record for _, record in TrajectoryRecord.all(tx) if not is_evaluation(record.group)]
         return sum(record.sampled for record in records if record.state == state)
 
+    def masked_tokens(self, state: str) -> int:
+        """The sampled tokens of all trajectories for training in a state that their plan does not train."""
+        with self.store.transaction(write=False) as tx:
+            return sum(record.masked for _, record in TrajectoryRecord.all(tx) if record.state == state)
+
     def run_episodes(self, want: int, version: int = 0) -> list[str]:
         """Take tickets, run them, label them; returns the trajectories' ids."""
         done = self.deliver(self.tickets(want), version=version)

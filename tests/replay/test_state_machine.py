@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Leave
 from asyncrl.replay.records import GroupRecord, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
-from asyncrl.types import Ticket
+from asyncrl.types import DEMONSTRATED, BatchPlan, Ticket
 from tests.helpers import make_played, make_task
 from tests.replay.support import Core, make_settings
 
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.slow
 
 SHOWN = [{"role": "assistant", "content": "1"}]
 WORKERS = st.sampled_from(["a", "b"])
+WAIT_S = 5.0
+"""Less than a lease lasts, so that the wait for old groups often reaches its limit."""
 
 
 class ReplayMachine(RuleBasedStateMachine):
@@ -39,6 +42,8 @@ class ReplayMachine(RuleBasedStateMachine):
             {
                 "sampler": st.sampled_from([Oldest(), Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
                 "spare_batches": st.sampled_from([None, 0.0, 0.5]),
+                "wait_s": st.sampled_from([0.0, WAIT_S]),
+                "masks_old": st.booleans(),
                 "filters": st.builds(Filters, zero_variance=st.booleans()),
                 "reissue_evicted": st.booleans(),
                 "keep_steps": st.sampled_from([0, 1, math.inf]),
@@ -53,6 +58,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def start(self, options: dict[str, Any], kinds: tuple[str, ...], demonstrated: set[int]) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.admission, self.kinds = options["admission"], kinds
+        options["masks_old"] &= self.admission.uses == 1
         self.widest = self.admission
         tasks = [make_task(index, demonstration=SHOWN if index in demonstrated else ()) for index in range(5)]
         self.demonstrated = {tasks[index].id for index in demonstrated}
@@ -82,7 +88,10 @@ class ReplayMachine(RuleBasedStateMachine):
     def finish_an_episode(self, data: st.DataObject, age: int, twice: bool) -> None:
         worker = data.draw(st.sampled_from([name for name, held in self.held.items() if held]))
         ticket = self.held[worker].pop(data.draw(st.integers(0, len(self.held[worker]) - 1)))
-        trajectory = make_played(ticket, max(ticket.min_version, self.version - age))
+        oldest = max(ticket.min_version, self.version - age)
+        newest = data.draw(st.integers(oldest, max(oldest, self.version)))
+        versions = np.array([-1] * 4 + [oldest] * 3 + [newest], np.int32)
+        trajectory = make_played(ticket, **({} if ticket.task.demonstration else {"versions": versions}))
         for _ in range(1 + twice):
             self.stored[ticket.id] += self.core.put(trajectory) == "stored"
 
@@ -109,12 +118,34 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule()
     def train(self) -> None:
+        self.train_plan(self.core.plan(len(self.plans)))
+
+    @rule()
+    def wait_and_train(self) -> None:
         plan = self.core.plan(len(self.plans))
+        if plan is None and self.core.status()["depth_ready"] >= 2:
+            self.core.now += WAIT_S
+            plan = self.core.plan(len(self.plans))
+            assert plan is not None, "only old groups were waited for, and no longer than the limit"
+        self.train_plan(plan)
+
+    def train_plan(self, plan: BatchPlan | None) -> None:
         if plan is not None:
+            self.check_trained_tokens(plan)
             self.plans.append(tuple(plan.ids))
             self.bounds.append(self.admission.max_lag)
             self.version += 1
             self.core.publish(self.version)
+
+    def check_trained_tokens(self, plan: BatchPlan) -> None:
+        trained: Counter[str] = Counter()
+        for index, trajectory in enumerate(self.core.fetch(plan.ids)):
+            first = plan.first_trained[index] if plan.first_trained else 0
+            young = trajectory.versions[(trajectory.versions >= first) | (trajectory.versions == DEMONSTRATED)]
+            assert len(young) == plan.trained_tokens[index]
+            assert trajectory.is_demonstration or all(len(self.plans) - young <= self.admission.max_lag)
+            trained[plan.group_ids[index]] += 0 if trajectory.is_demonstration else len(young)
+        assert all(trained.values()), "a group without a young token was trained"
 
     @rule(data=st.data())
     def checkpoint(self, data: st.DataObject) -> None:
@@ -180,7 +211,9 @@ class ReplayMachine(RuleBasedStateMachine):
         assert sum(audit["states"].values()) == status["accepted"] == sum(self.stored.values())
         for end in ("trained", "evicted", "filtered", "dropped", "dead"):
             assert audit["states"].get(end, 0) == status[end]
-            assert self.core.sampled_tokens(end) == status[f"tokens_{end}"]
+            assert self.core.sampled_tokens(end) - self.core.masked_tokens(end) == status[f"tokens_{end}"]
+        masked = sum(map(self.core.masked_tokens, ("planned", "trained")))
+        assert masked == status["tokens_masked"] <= status["tokens_thrown_away"]
 
     @invariant()
     def each_episode_of_a_closed_group_is_counted_once(self) -> None:
@@ -201,7 +234,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert 0 <= self.core.status()["committed"] <= self.widest.capacity(self.version)
         with self.core.store.transaction(write=False) as tx:
             for step, (ids, bound) in enumerate(zip(self.plans, self.bounds, strict=True)):
-                assert all(TrajectoryRecord.of(tx, name).lag_at(step) <= bound for name in ids)
+                assert all(TrajectoryRecord.of(tx, name).trained_lag_at(step) <= bound for name in ids)
 
     def teardown(self) -> None:
         if hasattr(self, "core"):

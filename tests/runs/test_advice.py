@@ -84,6 +84,13 @@ def starved(cause: str, **changes: Any) -> IdleShares:
             starved("store"),
             [f"{WAITS} room in the store: raise replay.max_store_gb from 64, or keep less with replay.retention"],
         ),
+        (
+            starved("old_groups"),
+            [
+                f"{WAITS} groups that would have become too old: raise replay.max_lag from 2 to 3, or lower "
+                "replay.old_groups.wait_s from 0"
+            ],
+        ),
         (shares(learner_idle=0.42, waited={"labels": 0.1, "episodes": 0.1, "store": 0.0}), []),
         (
             shares(learner_idle=0.01, actors_idle=0.6),

@@ -52,7 +52,7 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     seen = idle_shares(Run(tmp_path))
     assert seen is not None
     assert (seen.steps, seen.learner_idle) == (5, 0.4)
-    assert seen.waited == {"labels": 0.3, "episodes": 0.0, "store": 0.0}
+    assert seen.waited == {"labels": 0.3, "episodes": 0.0, "store": 0.0, "old_groups": 0.0}
     assert seen.phases == {"wait": 0.4, "publish": 0.1}
     assert (seen.actors, seen.actors_idle) == (2, 0.25)
     assert (seen.scorers, seen.scorers_idle) == (0, None)

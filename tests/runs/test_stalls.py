@@ -43,7 +43,20 @@ SCORES = ShardNow("replay", 8, ready=5, scoring=3, playing=1, waiting=9, scorers
 PLAYS = ShardNow("replay", 8, ready=6, scoring=1, playing=4, actors={"actor-0": 9, "actor-1": 3})
 WAITS = "learner waits for the batch of step 12 for 31 s: "
 
+OLD_GROUPS = "waits for the 3 oldest groups, begun at version 12, for 4 s of at most 60 s"
+
 CASES = [
+    # Old groups.
+    (
+        situation(shards=[replace(PLAYS, ready=9, old_groups=OLD_GROUPS)]),
+        f"{WAITS}{OLD_GROUPS}: actor-0 and 1 more play 12 episodes",
+    ),
+    (
+        situation(
+            shards=[replace(PLAYS, ready=9, playing=0, actors={}, scorers={"scoring-0": 5}, old_groups=OLD_GROUPS)]
+        ),
+        f"{WAITS}{OLD_GROUPS}: scoring-0 scores 5 trajectories",
+    ),
     # Nobody waits for long.
     (situation(LEARNS, shards=[ShardNow("replay", 8, playing=3, actors={"actor-0": 9})]), ""),
     (situation(), "learner waits for the batch of step 12 for 31 s"),

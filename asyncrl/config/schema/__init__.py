@@ -21,7 +21,7 @@ from asyncrl.config.schema.learner import (
     SftConfig,
 )
 from asyncrl.config.schema.lora import LoraConfig
-from asyncrl.config.schema.replay import FilterConfig, ReplayConfig, SamplerConfig
+from asyncrl.config.schema.replay import FilterConfig, OldGroupsConfig, ReplayConfig, SamplerConfig
 from asyncrl.config.schema.run import DataConfig, ImagesConfig, ModelConfig, ObserveConfig, RunConfig
 from asyncrl.config.schema.scoring import (
     GuardConfig,

@@ -51,6 +51,23 @@ class SamplerConfig:
 
 
 @dataclass
+class OldGroupsConfig:
+    """The treatment of groups that are becoming too old for replay.max_lag."""
+
+    wait_s: float = option(
+        0.0,
+        "largest number of seconds for which a step waits for running groups that would otherwise become too old and "
+        "be thrown away (docs/replay.md#groups-that-become-too-old); 0: it does not wait",
+        "[0, inf)",
+    )
+    mask: bool = option(
+        False,
+        "true: a group some of whose tokens are older than replay.max_lag is trained, with these tokens as context "
+        "without loss; false: it is thrown away",
+    )
+
+
+@dataclass
 class ReplayConfig:
     """The queue between generation and training."""
 
@@ -104,6 +121,7 @@ class ReplayConfig:
         "prioritised, or with replay.sampler.max_times_sampled above 1",
         "[0, inf)",
     )
+    old_groups: OldGroupsConfig = field(default_factory=OldGroupsConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     shards: int = option(

@@ -140,9 +140,17 @@ class BatchFetcher:
         routing = self.policy.replays if settings.router_replay else None
         images, vision = self._images(trajectories), self.policy.vision
         batch = build_local_batch(
-            members, trajectories, device, sharing, settings.min_grammar_mass, routing, vision, images
+            members,
+            trajectories,
+            device,
+            sharing,
+            settings.min_grammar_mass,
+            routing,
+            vision,
+            images,
+            [plan.first_trained[member] for member in members] if plan.first_trained else (),
         )
-        batch = replace(batch, entropy_share=entropy_share(sum(plan.sampled)))
+        batch = replace(batch, entropy_share=entropy_share(sum(plan.trained_tokens)))
         sample = Sample(plan)
         if self.keeper is not None:
             own = dict(zip(members, trajectories, strict=True))
@@ -168,6 +176,6 @@ class BatchFetcher:
 
     def _totals(self, plan: BatchPlan, groups: Sequence[Passes]) -> Totals:
         members = [member for passes in groups for members in passes for member in members]
-        totals = Totals.of(plan.sampled, plan.group_ids, members)
+        totals = Totals.of(plan.trained_tokens, plan.group_ids, members)
         assert totals.group_tokens is not None
         return replace(totals, group_tokens=send(totals.group_tokens, self.ranks.device))

@@ -99,6 +99,7 @@ def build_local_batch(
     routing: RoutingShape | None = None,
     vision: VisionShape | None = None,
     images: Mapping[bytes, ImagePatches] = MappingProxyType({}),
+    first_trained: Sequence[int] = (),
 ) -> LocalBatch:
     """Build the batch of `trajectories`, whose indices in the plan are `members`, ascending.
 
@@ -107,6 +108,7 @@ def build_local_batch(
       do not exist in this model is routed by the policy, and counted as refused.
     - `vision` is the layout of images for a model that reads them, and `images` has the images that the trajectories
       name.
+    - `first_trained` has the oldest version whose tokens are trained, for each trajectory; empty: all are trained.
 
     Raises ImageError: see `batch_images`.
     """
@@ -120,6 +122,7 @@ def build_local_batch(
         versions=_joined([each.versions for each in trajectories], torch.int64, device),
         restricted=_joined(restricted, torch.bool, device) if any(each.any() for each in restricted) else None,
         demonstrated=_demonstrated(trajectories, device),
+        old=_old(trajectories, first_trained, device),
     )
     host = torch.device("cpu")
     ids = _joined([each.tokens for each in trajectories], torch.int64, host)
@@ -175,6 +178,13 @@ def _demonstrated(trajectories: Sequence[Trajectory], device: torch.device) -> T
     if not any(each.is_demonstration for each in trajectories):
         return None
     return _joined([each.versions == DEMONSTRATED for each in trajectories], torch.bool, device)
+
+
+def _old(trajectories: Sequence[Trajectory], first_trained: Sequence[int], device: torch.device) -> Tensor | None:
+    """Return bool[N], True at sampled tokens that are too old to be trained, or None if there are none."""
+    pairs = zip(trajectories, first_trained or [0] * len(trajectories), strict=True)
+    old = [(each.versions >= 0) & (each.versions < first) for each, first in pairs]
+    return _joined(old, torch.bool, device) if any(each.any() for each in old) else None
 
 
 def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:

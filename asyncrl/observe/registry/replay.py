@@ -44,12 +44,23 @@ _FLOW = (
     counter("tasks_passed_over", "tasks", "tasks that the curriculum left out"),
     counter("tokens_accepted", "tokens", "sampled tokens of the accepted trajectories"),
     counter("tokens_labelled", "tokens", "sampled tokens of the labelled trajectories, those of evaluations included"),
-    counter("tokens_trained", "tokens", "sampled tokens of the trained trajectories"),
+    counter("tokens_trained", "tokens", "sampled tokens of the trained trajectories, without masked tokens"),
+    counter(
+        "tokens_masked",
+        "tokens",
+        "sampled tokens in batches that were not trained, since they were older than replay.max_lag "
+        "(replay.old_groups.mask)",
+    ),
     counter("tokens_evicted", "tokens", "sampled tokens of the evicted trajectories"),
     counter("tokens_filtered", "tokens", "sampled tokens of the filtered trajectories"),
     counter("tokens_dropped", "tokens", "sampled tokens of the dropped trajectories"),
     gauge("tokens_dead", "tokens", "sampled tokens of the trajectories that were given up"),
-    counter("tokens_thrown_away", "tokens", "tokens sampled for trajectories that were thrown away"),
+    counter("tokens_thrown_away", "tokens", "tokens sampled for trajectories that were thrown away, and masked tokens"),
+    counter(
+        "wait_limits_reached",
+        "steps",
+        "steps before which the learner stopped waiting for old groups after replay.old_groups.wait_s",
+    ),
     counter("damaged", "trajectories", "trajectories whose stored data could not be read"),
     counter("refused", "requests", "requests that were malformed or not allowed"),
     counter("internal_errors", "errors", "errors of the replay itself: its log has each traceback"),
@@ -60,7 +71,8 @@ _SELECTION = (
     counter(
         "decided/END/episodes",
         "trajectories",
-        "trajectories by their END: trained (in a batch), evicted, filtered, dropped or dead. They count once all "
+        "trajectories by their END: trained (in a batch), masked (in a batch, but all their tokens were too old), "
+        "evicted, filtered, dropped or dead. They count once all "
         "groups begun at the same version or earlier have ended",
     ),
     counter("decided/END/tokens", "tokens", "sampled tokens of the decided trajectories"),
@@ -130,6 +142,12 @@ _PEERS = (
         "s",
         "time that the learner waited since the start while the store was full; a larger replay.max_store_gb shortens "
         "it",
+    ),
+    counter(
+        "learner_waited_for_old_groups_s",
+        "s",
+        "time that the learner waited since the start for running groups that would have become too old "
+        "(replay.old_groups.wait_s); a larger replay.max_lag shortens it",
     ),
     text("failing", "text", "the newest failures, while few tickets are issued because the last attempts all failed"),
     text(

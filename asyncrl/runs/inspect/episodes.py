@@ -30,7 +30,7 @@ class EpisodeRow:
 
     - `reason`: why it is evicted, filtered, dropped or dead;
     - `step`: the newest learner step that trains it;
-    - `lag`: the lag of its oldest token at that step, or at its eviction;
+    - `lag`: the lag of its oldest trained token at that step, or of its oldest token at its eviction;
     - `tokens`, `sampled`: the numbers of all its tokens, and of the tokens that the policy sampled;
     - `turns`: the number of the policy's turns;
     - `seconds`: its duration.
@@ -88,7 +88,7 @@ class StepRow:
     - `version`: the learner's policy version at the step;
     - `tokens`, `sampled`: the numbers of all tokens, and of the tokens that the policy sampled;
     - `lag_mean`, `lag_max`: the mean and the largest lag of its episodes. A lag is the number of versions between
-      `version` and an episode's oldest token;
+      `version` and an episode's oldest trained token;
     - `truncated`: the number of episodes that were cut off;
     - `skipped`: why the step trains nothing; empty if it trains.
     """
@@ -115,7 +115,7 @@ def step_row(stored: StoredRun, plan: BatchPlan) -> StepRow:
     """Summarise the episodes of a plan."""
     facts = stored.facts(plan.ids)
     rewards = [each.reward for each in facts]
-    lags = [each.lag_at(plan.version) for each in facts if not each.is_demonstration]
+    lags = [lag for each in facts if (lag := each.trained_lag_at(plan.version)) >= 0]
     return StepRow(
         step=plan.step,
         version=plan.version,

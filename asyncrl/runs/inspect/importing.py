@@ -181,6 +181,7 @@ def _check_record(facts: TrajectoryRecord) -> None:
     numbers = (facts.reward, facts.outcome, facts.seconds, facts.process or 0.0)
     _require(all(map(math.isfinite, numbers)), f"its reward, outcome, score or time is not finite: {numbers}")
     counts = (facts.member, facts.tokens, facts.sampled, facts.attempts, facts.scored, facts.plans, facts.trained)
+    _require(0 <= facts.masked <= facts.sampled, f"it has {facts.masked} masked tokens of {facts.sampled}")
     _require(min(*counts, facts.turns, facts.seconds) >= 0, f"one of its counts is negative: {counts}")
     _require(min(facts.last_plan, facts.lag, facts.row) >= -1, "its step, lag or row is less than -1")
     _require(facts.oldest >= DEMONSTRATED, f"its oldest version is {facts.oldest}")
@@ -208,6 +209,8 @@ def _take_plan(tx: Transaction, row: Mapping[str, Any]) -> None:
             not plan.shared or 0 <= plan.shared[index] <= facts.tokens,
             f"{name} shares more tokens than it has, or fewer than 0",
         )
+    counts = zip(plan.trained_tokens, plan.sampled, strict=True)
+    _require(all(0 <= trained <= sampled for trained, sampled in counts), "it trains more tokens than were sampled")
     _require(all(0 <= index < len(plan.ids) for index in plan.demonstrations), "a demonstration is not among its ids")
     tx.put("plans", plan.step, plan)
 
