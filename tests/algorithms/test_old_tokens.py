@@ -18,7 +18,10 @@ from tests.algorithms.support import alone, make_algorithm, make_episodes, make_
 
 SEEDS = st.integers(0, 10_000)
 several = settings(max_examples=10, deadline=None)
-LOSSES = ["ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce", "dppo_tv", "ipo", "clip_cov", "kl_cov"]
+LOSSES = [
+    *("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce", "dppo_tv", "ipo", "clip_cov", "kl_cov"),
+    *("vespo", "topr", "oapl", "sat", "sat_gspo", "stable_reinforce"),
+]
 AGGREGATIONS: list[Any] = [
     "token-mean",
     "seq-mean-token-sum",
@@ -28,7 +31,7 @@ AGGREGATIONS: list[Any] = [
 ]
 TRUNCATE, REJECT = ("truncate", {"level": "sequence", "cap": 1.1}), ("reject", {"over": "sequence_mean", "high": 0.05})
 CORRECTIONS: list[list[Any]] = [[], [TRUNCATE], [REJECT], [TRUNCATE, ("normalise", {})]]
-OWN_RATIO = ("reinforce", "ipo")
+OWN_RATIO = ("reinforce", "ipo", "vespo", "topr", "oapl", "sat", "sat_gspo")
 """Losses that weigh tokens themselves, and so take no correction."""
 
 
@@ -75,6 +78,18 @@ def test_the_loss_is_that_of_a_batch_in_which_old_tokens_are_context(loss: str, 
         assert sums.keys() == others.keys()
         for name, value in sums.items():
             torch.testing.assert_close(value, others[name], msg=name)
+
+
+@pytest.mark.parametrize("correction", ["kpop", "outliers", "vaco", "m2po", "mask", "opsm", "veto", "zero_variance"])
+def test_a_correction_is_that_of_a_batch_in_which_old_tokens_are_context(correction: str):
+    parameters = {"vaco": {"delta": 0.05}, "kpop": {"phi": 0.01}, "outliers": {"sigmas": 1.0}}
+    for seed in range(3):
+        episodes, tokens = old_batch(seed)
+        algorithm = make_algorithm(advantage="grpo", correction=[(correction, parameters.get(correction, {}))])
+        found, gradient, _ = learned(algorithm, episodes, tokens)
+        expected, other, _ = learned(algorithm, episodes, without(tokens))
+        assert found == pytest.approx(expected, abs=1e-12)
+        torch.testing.assert_close(gradient, other)
 
 
 @given(SEEDS, st.sampled_from(["grpo", "gae", "rloo", "process_grpo", "pure", "grpo_turns", "opo", "vtrace"]))
