@@ -141,7 +141,9 @@ def test_a_session_whose_program_ends_between_two_cells_says_so_to_the_next(name
         if named[1] == "image":
             await async_until(lambda: not living(below_the_stub()))
         ran = await session.run("5; import time; time.sleep(600)", GENEROUS_S)
-        assert ran == ProgramResult(ran.printed, 137)
+        # On a busy machine it may end just as it is paused.
+        assert ran.reason in ("", RAN_IN_PAUSE)
+        assert ran == ProgramResult(ran.printed, 137, reason=ran.reason)
 
     within(named, act)
 

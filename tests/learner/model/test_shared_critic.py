@@ -62,11 +62,11 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
     update = Trainable.update
 
-    def noting(self: Any, step: int) -> Any:
+    def noting(self: Any, step: int, scale: float) -> Any:
         named = self.module.named_parameters()
         first = {name: whole(each.grad) for name, each in named if each.grad is not None}
         found.setdefault(type(self.module).__name__.removeprefix("FSDP"), first)
-        return update(self, step)
+        return update(self, step, scale)
 
     monkeypatch.setattr(Trainable, "update", noting)
     return found
