@@ -136,6 +136,21 @@ def test_any_split_into_passes_is_one_batch(seed: int):
     assert float(sum(split)) == pytest.approx(float(whole), abs=1e-12)
 
 
+@pytest.mark.parametrize("proximal", ["recompute", "training", "behaviour", "interpolate"])
+def test_an_old_token_has_no_weight_but_a_proximal_log_prob(proximal: str):
+    """Both are shown with kept episodes."""
+    episodes, tokens = old_batch(0)
+    tokens = tokens if proximal == "recompute" else replace(tokens, proximal=None)
+    correction: list[Any] = [] if proximal == "behaviour" else [TRUNCATE]
+    algorithm = make_algorithm(advantage="grpo", correction=correction, proximal=proximal)
+    logprobs = tokens.behaviour - 0.25
+    found, weights = algorithm.importance(logprobs, algorithm.prepare(episodes, tokens, alone))
+    expected, _ = algorithm.importance(logprobs, algorithm.prepare(episodes, replace(tokens, old=None), alone))
+    assert torch.equal(found, expected)
+    assert not weights[tokens.old].any()
+    assert weights[without(tokens).mask].all()
+
+
 def test_a_member_without_a_young_token_counts_in_the_baseline_and_not_in_the_loss():
     """Rewards 0, 1 and 2 have the mean 1. The member with reward 0 is too old."""
     episodes = make_episodes([0.0, 1.0, 2.0], [0, 0, 0], version=5)
