@@ -122,6 +122,23 @@ def test_the_critic_learns_from_young_tokens_only(seed: int):
     assert float(sums["value/tokens"]) == int(without(tokens).mask.sum())
 
 
+def test_a_process_model_learns_from_whole_episodes_that_have_a_young_token():
+    """A store with masked plans may be trained again with such a model."""
+    episodes, tokens = old_batch(0)
+    assert tokens.implicit is not None
+    algorithm = make_algorithm(advantage=("prime", {"beta": 0.1}), correction=[])
+    kept = replace(tokens, mask=tokens.mask & (tokens.sequence > 0), old=None)
+    log_ratio = tokens.implicit.clone().requires_grad_()
+    totals = totals_of(without(tokens), episodes)
+    loss, sums = algorithm.implicit_loss(log_ratio, episodes.outcome, tokens, totals)
+    loss.backward()
+    expected, _ = algorithm.implicit_loss(tokens.implicit, episodes.outcome, kept, totals_of(kept, episodes))
+    assert float(loss) == pytest.approx(float(expected), abs=1e-12)
+    assert int(sums["implicit/sequences"]) == totals.sequences
+    assert log_ratio.grad is not None
+    assert not log_ratio.grad[tokens.sequence == 0].any()
+
+
 @given(SEEDS)
 @several
 def test_any_split_into_passes_is_one_batch(seed: int):
