@@ -133,7 +133,7 @@ def test_a_process_model_learns_from_whole_episodes_that_have_a_young_token():
     loss, sums = algorithm.implicit_loss(log_ratio, episodes.outcome, tokens, totals)
     loss.backward()
     expected, _ = algorithm.implicit_loss(tokens.implicit, episodes.outcome, kept, totals_of(kept, episodes))
-    assert float(loss) == pytest.approx(float(expected), abs=1e-12)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
     assert int(sums["implicit/sequences"]) == totals.sequences
     assert log_ratio.grad is not None
     assert not log_ratio.grad[tokens.sequence == 0].any()

@@ -145,7 +145,7 @@ def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
 
 
 def _about(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """What an export says about itself. Raises ValueError: it says nothing, or has another format."""
+    """An export's words about itself. Raises ValueError: it has none, or another format."""
     about = json.loads(metadata.get(METADATA, b"null"))
     if not isinstance(about, dict):
         raise ValueError(f"the metadata of {TRAJECTORIES_FILE} are missing")
