@@ -110,7 +110,8 @@ class Algorithm:
     def importance(self, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """The proximal log-probs float[N] and the importance weights float[N] that `loss` uses.
 
-        A weight is 0 where `loss` drops the token. Log-probs and weights are 0 where `tokens.mask` is false.
+        A weight is 0 on tokens that are too old, and where `loss` drops the token. Log-probs and weights are 0 where
+        `tokens.mask` is false.
         """
         return importance(self.parts, logprobs, tokens)
 

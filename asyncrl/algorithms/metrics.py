@@ -177,7 +177,8 @@ def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
     excess, squared = get["age/excess"] / tokens, get["age/excess_squared"] / tokens
     second_moment, sequences = squared + 2 * excess + 1, max(1.0, get["sequences"])
     result = {
-        "mismatch/ess": (1 + excess) ** 2 / second_moment,
+        # If all ratios are at their lower bound, rounding leaves nothing of their squares.
+        "mismatch/ess": (1 + excess) ** 2 / second_moment if second_moment > 0 else 0.0,
         "mismatch/kl": -get["age/log"] / tokens,
         "mismatch/k3": excess - get["age/log"] / tokens,
         "mismatch/chi_square": second_moment - 1,

@@ -108,15 +108,16 @@ def _taught(
 
 def importance(parts: Composition, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """The proximal log-probs and importance weights of a pass: see `Algorithm.importance`."""
-    fixed = only_trained(only_sampled(with_restricted_fixed(tokens)))
-    this = _pass(parts, behaviour_where_restricted(logprobs, tokens), fixed)
-    everything, updates = this.everything, this.kept
+    policy, fixed = behaviour_where_restricted(logprobs, tokens), only_sampled(with_restricted_fixed(tokens))
+    this = _pass(parts, policy, only_trained(fixed))
+    # Old tokens have no weight, but a proximal log-prob.
+    everything, updates = _updates(parts, policy, fixed, PolicyTokens.of(fixed)), this.kept
     weights = torch.ones_like(updates.behaviour) if this.weights is None else this.weights
     proximal, found = everything.view.scatter(everything.proximal), updates.view.scatter(weights)
     if (shown := of_demonstrations(tokens)) is None:
         return proximal, found
-    policy = shown.take(logprobs)
-    return proximal + shown.scatter(policy), found + shown.scatter(parts.demonstration.weights(policy))
+    taught = shown.take(logprobs)
+    return proximal + shown.scatter(taught), found + shown.scatter(parts.demonstration.weights(taught))
 
 
 def _streamed(parts: Composition, everything: Updates, tokens: Tokens) -> dict[str, TokenLosses]:

@@ -90,6 +90,8 @@ class Planning:
             member, reason = next(iter(unfit.items()))
             self._give_up(tx, plan, f"plan {first} was withdrawn: {member} cannot be trained: {reason}")
             tx.delete("plans", first)
+            # The step will be planned again, so new episodes must take the place of these.
+            tx.add("committed", len(plan.demonstrations) - len(plan.ids))
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The recorded plan of `step`, or a new plan if enough groups are ready. `None` if there are too few, or if the

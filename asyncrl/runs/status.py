@@ -139,7 +139,9 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
     for step in range(max(0, steps - RECENT_PLANS), steps):
         plan = recorded_plan(tx, step)
         facts = [TrajectoryRecord.load(tx, name) for name in plan.ids]
-        lags.update(each.lag_at(plan.version) for each in facts if each is not None and not each.is_demonstration)
+        # The lag of an episode without a trained token is -1.
+        found = (each.trained_lag_at(plan.version) for each in facts if each is not None)
+        lags.update(lag for lag in found if lag >= 0)
     return lags
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asyncrl.algorithms.metrics import LAG_BINS, episode_metrics
-from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, totals_of
+from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, random_batch, totals_of
 
 RATIOS = torch.tensor([1.0, 2.0, 0.5, 1.0, 4.0], dtype=torch.float64)
 
@@ -40,6 +40,18 @@ def test_the_mismatch_of_behaviour_and_proximal_policy():
     assert found["mismatch/chi_square_sequence"] == pytest.approx(products.square().mean().item() - 1)
     assert found["mismatch/behaviour_perplexity"] == pytest.approx(math.e)
     assert found["mismatch/proximal_perplexity"] == pytest.approx(math.e * sum(perplexity) / 2)
+
+
+@pytest.mark.parametrize("bound", [-1e4, 1e4])
+def test_ratios_at_their_bounds_have_finite_metrics(bound):
+    episodes, tokens = random_batch(0, torch.float32)
+    tokens = replace(tokens, proximal=tokens.behaviour + bound)
+    algorithm = make_algorithm(advantage="dr_grpo", correction=[])
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    _, sums = algorithm.loss(tokens.proximal, prepared, totals_of(tokens))
+    found = algorithm.summary(sums, episodes)
+    assert all(map(math.isfinite, found.values()))
+    assert 0 <= found["mismatch/ess"] <= 1 + 1e-6
 
 
 def test_the_update_and_the_weights_after_correction():

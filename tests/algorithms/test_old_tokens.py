@@ -122,6 +122,23 @@ def test_the_critic_learns_from_young_tokens_only(seed: int):
     assert float(sums["value/tokens"]) == int(without(tokens).mask.sum())
 
 
+def test_a_process_model_learns_from_whole_episodes_that_have_a_young_token():
+    """A store with masked plans may be trained again with such a model."""
+    episodes, tokens = old_batch(0)
+    assert tokens.implicit is not None
+    algorithm = make_algorithm(advantage=("prime", {"beta": 0.1}), correction=[])
+    kept = replace(tokens, mask=tokens.mask & (tokens.sequence > 0), old=None)
+    log_ratio = tokens.implicit.clone().requires_grad_()
+    totals = totals_of(without(tokens), episodes)
+    loss, sums = algorithm.implicit_loss(log_ratio, episodes.outcome, tokens, totals)
+    loss.backward()
+    expected, _ = algorithm.implicit_loss(tokens.implicit, episodes.outcome, kept, totals_of(kept, episodes))
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert int(sums["implicit/sequences"]) == totals.sequences
+    assert log_ratio.grad is not None
+    assert not log_ratio.grad[tokens.sequence == 0].any()
+
+
 @given(SEEDS)
 @several
 def test_any_split_into_passes_is_one_batch(seed: int):
@@ -134,6 +151,21 @@ def test_any_split_into_passes_is_one_batch(seed: int):
     parts = [rows(tokens, members) for members in ([0], list(range(1, episodes.count)))]
     split = [algorithm.loss(tokens.proximal[part], prepared.select(part), totals)[0] for part in parts]
     assert float(sum(split)) == pytest.approx(float(whole), abs=1e-12)
+
+
+@pytest.mark.parametrize("proximal", ["recompute", "training", "behaviour", "interpolate"])
+def test_an_old_token_has_no_weight_but_a_proximal_log_prob(proximal: str):
+    """Both are shown with kept episodes."""
+    episodes, tokens = old_batch(0)
+    tokens = tokens if proximal == "recompute" else replace(tokens, proximal=None)
+    correction: list[Any] = [] if proximal == "behaviour" else [TRUNCATE]
+    algorithm = make_algorithm(advantage="grpo", correction=correction, proximal=proximal)
+    logprobs = tokens.behaviour - 0.25
+    found, weights = algorithm.importance(logprobs, algorithm.prepare(episodes, tokens, alone))
+    expected, _ = algorithm.importance(logprobs, algorithm.prepare(episodes, replace(tokens, old=None), alone))
+    assert torch.equal(found, expected)
+    assert not weights[tokens.old].any()
+    assert weights[without(tokens).mask].all()
 
 
 def test_a_member_without_a_young_token_counts_in_the_baseline_and_not_in_the_loss():

@@ -12,8 +12,9 @@ from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import RefusedError
 from asyncrl.ids import is_evaluation
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
 from asyncrl.types import LabelNeeds, Labels
-from tests.helpers import make_labels
+from tests.helpers import make_labels, make_task
 from tests.replay.support import Core, make_settings
 
 STYLE = LabelNeeds(("rule/f/style",))
@@ -185,3 +186,20 @@ def test_a_plan_that_other_shards_do_not_have_yet_is_made_again_of_labels_that_m
     label_styled(core)
     assert sorted(core.planned(0).ids) == sorted(after)
     assert core.audit()["lost"] == 0
+
+
+@pytest.mark.parametrize(("uses", "demonstrated"), [(1, False), (2, False), (1, True)])
+def test_new_episodes_take_the_place_of_those_in_a_plan_that_was_withdrawn(
+    uses: int, demonstrated: bool, tmp_path: Path
+) -> None:
+    """Otherwise the synchronous run would have no ticket left, and wait for ever."""
+    shown = [{"role": "assistant", "content": "1"}] if demonstrated else []
+    feed = Feed([make_task(index, demonstration=shown) for index in range(5)], seed=0, shuffle=True)
+    core = Core(tmp_path, make_settings(admission=Admission(0, 4, uses), feed=feed))
+    before = core.run_episodes(100)
+    core.planned(0)
+    core.require(STYLE, first=0)
+    after = core.deliver(core.tickets(100))
+    assert len(after) == len(before)
+    label_styled(core)
+    assert set(core.planned(0).ids) <= set(after)

@@ -17,6 +17,7 @@ from asyncrl.replay.sampling import Oldest
 from asyncrl.replay.shards import join_plans
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.episodes import step_row
+from asyncrl.runs.status import summarise
 from asyncrl.types import BatchPlan, Ticket
 from tests.helpers import make_demonstration, make_task, make_trajectory
 from tests.replay.support import Core, make_settings
@@ -155,6 +156,14 @@ def test_the_lag_of_a_planned_trajectory_is_that_of_its_oldest_trained_token(tmp
     core.store.close()
     with closing(StoredRun(tmp_path)) as stored:
         assert step_row(stored, plan).lag_max == 1
+
+
+def test_the_status_shows_the_lags_of_trained_tokens(tmp_path: Path) -> None:
+    core = masking(tmp_path)
+    deliver_old(core, at_version_2(core))
+    core.planned(2)
+    with core.store.transaction(write=False) as tx:
+        assert summarise(tx).counts["planned_trajectories"] == {0: 8 + 2, 1: 1}
 
 
 def test_the_oldest_groups_still_come_first(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
+from asyncrl.algorithms.old_tokens import only_trained
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 
@@ -25,7 +26,8 @@ def implicit_loss(
     Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
-    present = view.sequences.lengths > 0
+    # An outcome judges a whole episode, so the score has old tokens, too. `totals` has no episodes of old tokens alone.
+    present = PolicyTokens.of(only_trained(tokens)).sequences.lengths > 0
     logits = beta * view.sequences.sum(view.take(log_ratio))
     target = outcome[view.owner].to(logits.dtype).clamp(0, 1)
     losses = torch.where(present, binary_cross_entropy_with_logits(logits, target, reduction="none"), 0.0)

@@ -65,8 +65,9 @@ class KeptEpisode:
 
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
     sample. An importance weight is the weight that a token had in the loss of the first update that used it. It is 0
-    for a token that a correction or a grammar dropped, 1 without corrections, and `algorithm.demonstration.weight` in a
-    demonstration. All three arrays are 0 in held-out episodes. `task` is `None` if the run's data does not have it.
+    for a token that was too old, or that a correction or a grammar dropped, 1 without corrections, and
+    `algorithm.demonstration.weight` in a demonstration. All three arrays are 0 in held-out episodes. `task` is `None`
+    if the run's data does not have it.
 
     Raises InvariantError: an array has another shape or dtype.
     """

@@ -132,11 +132,7 @@ def _take_trajectories(store: Store, path: Path, progress: Progress) -> int:
 
 
 def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
-    about = json.loads(metadata.get(METADATA, b"null"))
-    if not isinstance(about, dict):
-        raise ValueError(f"the metadata of {TRAJECTORIES_FILE} are missing")
-    if about.get("format") != FORMAT:
-        raise ValueError(f"its format is {about.get('format')!r:.50}, this asyncrl reads {FORMAT}")
+    about = _about(metadata)
     for name, value in msgspec.convert(about["counters"], dict[str, int]).items():
         # Other names of the same table are no counters.
         if name not in (*COUNTERS, "released_steps") and not name.startswith("filtered/"):
@@ -146,6 +142,16 @@ def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
         tx.set(name, value)
     tx.set("imported", 1)
     set_changes(tx, msgspec.convert(about.get("changes", []), list[ConfigChange]))
+
+
+def _about(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """An export's words about itself. Raises ValueError: it has none, or another format."""
+    about = json.loads(metadata.get(METADATA, b"null"))
+    if not isinstance(about, dict):
+        raise ValueError(f"the metadata of {TRAJECTORIES_FILE} are missing")
+    if about.get("format") != FORMAT:
+        raise ValueError(f"its format is {about.get('format')!r:.50}, this asyncrl reads {FORMAT}")
+    return about
 
 
 def _take_trajectory(tx: Transaction, stored: StoredTrajectory) -> bool:
@@ -181,8 +187,8 @@ def _check_record(facts: TrajectoryRecord) -> None:
     numbers = (facts.reward, facts.outcome, facts.seconds, facts.process or 0.0)
     _require(all(map(math.isfinite, numbers)), f"its reward, outcome, score or time is not finite: {numbers}")
     counts = (facts.member, facts.tokens, facts.sampled, facts.attempts, facts.scored, facts.plans, facts.trained)
-    _require(0 <= facts.masked <= facts.sampled, f"it has {facts.masked} masked tokens of {facts.sampled}")
     _require(min(*counts, facts.turns, facts.seconds) >= 0, f"one of its counts is negative: {counts}")
+    _require(0 <= facts.masked <= facts.sampled, f"it has {facts.masked} masked tokens of {facts.sampled}")
     _require(min(facts.last_plan, facts.lag, facts.row) >= -1, "its step, lag or row is less than -1")
     _require(facts.oldest >= DEMONSTRATED, f"its oldest version is {facts.oldest}")
 
@@ -246,6 +252,9 @@ def _take_rows(
 
 def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     file = pq.ParquetFile(path)
+    metadata = file.schema_arrow.metadata or {}
+    if METADATA in metadata:
+        _about(metadata)  # Another format has other columns, so its number says more than they do.
     theirs = {field.name: field.type for field in file.schema_arrow}
     if theirs != {field.name: field.type for field in schema} or len(file.schema_arrow) != len(schema):
         raise ValueError(f"the columns of {path.name} are {file.schema_arrow.names}, not {schema.names}")

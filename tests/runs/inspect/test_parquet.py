@@ -235,6 +235,10 @@ def test_what_is_no_export_is_refused_and_leaves_nothing(run: Path, tmp_path: Pa
     pq.write_table(table.replace_schema_metadata({"asyncrl": '{"format": 99}'}), path)
     with pytest.raises(DataError, match="its format is 99"):
         import_run(tmp_path / "out", tmp_path / "store")
+    earlier = table.drop_columns(["masked"]).replace_schema_metadata({"asyncrl": '{"format": 8}'})
+    pq.write_table(earlier, path)
+    with pytest.raises(DataError, match="its format is 8, this asyncrl reads"):
+        count_rows(tmp_path / "out")
     assert not (tmp_path / "store").exists()
 
 
