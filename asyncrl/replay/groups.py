@@ -1,5 +1,5 @@
-"""Opens groups when admission allows it, issues new tickets (permissions to play an episode) for failed members, and
-drops a whole group if one of its members fails too often, and further attempts would not be worth its other episodes.
+"""Opens groups when admission allows it, and issues new tickets (permissions to play an episode) for failed members.
+If a member fails too often, its whole group is dropped, unless further attempts cost less than its other episodes.
 
 A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were admitted
 when groups were opened, without those of trajectories that were thrown away later. `admission.py` and `pacing.py` limit
