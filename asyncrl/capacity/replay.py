@@ -20,7 +20,7 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.from_config import sampler, spare_batches
 from asyncrl.replay.messages import Call
-from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord
+from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.sampling import Filters
 from asyncrl.replay.selection import Selection
 from asyncrl.replay.service import ReplayService
@@ -40,11 +40,11 @@ PROMPT = (Turn(0, 1, Role.PROMPT),)
 
 
 class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
-    """A replay with `tasks` tasks, whose ids are their numbers. `clock` gives simulated seconds."""
+    """A replay with these settings. `clock` gives simulated seconds."""
 
-    def __init__(self, sizes: Sizes, tasks: int, seed: int, clock: Callable[[], float]) -> None:
-        self._service = ReplayService(_settings(sizes, tasks, seed), math.inf, clock)
-        self._wanted = sizes.batch_size // sizes.group_size
+    def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
+        self._service = ReplayService(settings, math.inf, clock)
+        self._wanted = settings.batch_size // settings.group_size
         self._closing = ExitStack()
         folder = Path(self._closing.enter_context(TemporaryDirectory()))
         self._store = Store(folder, MAX_STORE_BYTES, durable=False)
@@ -66,9 +66,10 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         request = protocol.GetTickets(actor, actor, list(holding), [], want)
         return self._ask(request) or []
 
-    def put(self, ticket: Ticket, versions: Sequence[int], sampled: int, turns: int) -> None:
+    def put(self, ticket: Ticket, versions: Sequence[int], sampled: int, turns: int) -> str:
         """Deliver an episode that these `versions`, in ascending order, sampled. The trajectory has only one token of
-        each. Its record gets the true number of sampled tokens and of turns."""
+        each. Its record gets the true number of sampled tokens and of turns. Returns "stored", or "late" if its group
+        was dropped."""
         runs = [(0, -1), *enumerate(versions, 1)]
         length = len(runs)
         trajectory = Trajectory(
@@ -83,11 +84,12 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
             steps=(),
             finish=Finish.COMPLETED,
         )
-        self._ask(protocol.PutTrajectory(0), encode(trajectory_message(trajectory)))
+        reply = self._ask(protocol.PutTrajectory(0), encode(trajectory_message(trajectory)))
         record = TrajectoryRecord.load(self._tx, ticket.id)
-        if record is not None:  # Else it came late: its group was dropped.
+        if record is not None:
             record.sampled, record.turns = sampled, turns
             record.save(self._tx, ticket.id)
+        return str(reply)
 
     def fail(self, ticket: Ticket) -> None:
         """Report a failed episode."""
@@ -117,6 +119,11 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
             self._ask(protocol.Published(version))
         self._ask(protocol.Checkpointed(steps, steps))
         # Each step has its own transaction, because a single one would keep the whole simulation in memory.
+        self.commit()
+
+    def commit(self) -> None:
+        """End the present transaction. Only then does the replay count failures, to give out fewer tickets while
+        everything fails."""
         self._transaction.close()
         self._begin()
 
@@ -124,16 +131,17 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         """Return the decided episodes, as the replay counts them."""
         return cohorts.selection(self._tx)
 
-    def thrown_away(self) -> list[str]:
-        """Return the ids of the evicted, filtered and dropped trajectories."""
-        return [name for name, record in TrajectoryRecord.all(self._tx) if record.state in THROWN_AWAY]
+    def ids(self, states: Sequence[TrajectoryState] = THROWN_AWAY) -> list[str]:
+        """Return the ids of the trajectories in these states. The default is all that were thrown away."""
+        return [name for name, record in TrajectoryRecord.all(self._tx) if record.state in states]
 
     def _ask(self, request: protocol.ReplayRequest, frames: Sequence[Any] = ()) -> Any:
         reply = self._service.handle(self._tx, Call(request.kind, 0, request, None, frames))
         return None if reply is None else reply.body
 
 
-def _settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
+def simulated_settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
+    """Return the settings of a replay for a run of these sizes, with `tasks` tasks, whose ids are their numbers."""
     rows = [Task(str(row), [{"role": "user", "content": ""}], "", SOURCE) for row in range(tasks)]
     admission = Admission(
         sizes.max_lag, sizes.batch_size * sizes.publish_every, sizes.max_times_sampled, sizes.oversample

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from asyncrl.capacity.description import RunDescription, Sizes, TypicalEpisode
 from asyncrl.capacity.engines import Process, SimulatedEngines
-from asyncrl.capacity.replay import SimulatedReplay
+from asyncrl.capacity.replay import SimulatedReplay, simulated_settings
 from asyncrl.errors import ConfigError
 from asyncrl.types import BatchPlan, Ticket
 
@@ -104,7 +104,8 @@ def simulate(
                 "and rates.zero_variance"
             )
     environment = simpy.Environment()
-    with SimulatedReplay(share, len(run.rates.tasks), seed, lambda: environment.now) as replay:
+    settings = simulated_settings(share, len(run.rates.tasks), seed)
+    with SimulatedReplay(settings, lambda: environment.now) as replay:
         return _Simulation(run, shards, environment, replay, seed, progress).forecast(first, steps)
 
 
@@ -200,7 +201,7 @@ class _Simulation:
         in_plans = sum(self._episodes[name][0].sampled for plan in self._plans for name in plan.ids)
         # Rounding can make the difference slightly negative.
         masked = max(0.0, in_plans - sum(map(self._trained, self._plans)))
-        thrown_away = sum(self._episodes[name][0].sampled for name in self._replay.thrown_away())
+        thrown_away = sum(self._episodes[name][0].sampled for name in self._replay.ids())
         selection = self._replay.selection()
         return Forecast(
             sizes=self._sizes,

@@ -1,5 +1,5 @@
-"""Opens groups when admission allows it, issues new tickets (permissions to play an episode) for failed members, and
-drops a whole group if one of its members fails too often.
+"""Opens groups when admission allows it, and issues new tickets (permissions to play an episode) for failed members.
+If a member fails too often, its whole group is dropped, unless further attempts cost less than its other episodes.
 
 A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were admitted
 when groups were opened, without those of trajectories that were thrown away later. `admission.py` and `pacing.py` limit
@@ -109,7 +109,7 @@ class OpenGroups:
 
     def fail_member(self, tx: Transaction, name: str, member: int, reason: str, scoring: bool = False) -> None:
         """Keep a failed attempt of a member as a dead letter. Then offer a ticket for a new attempt, or drop the group
-        if the member has used up its attempts."""
+        if the member has used up its attempts and the group is not worth more."""
         group = GroupRecord.load(tx, name)
         if group is None:
             return
@@ -122,13 +122,25 @@ class OpenGroups:
             tx.add("failures")
         group.attempts[member] += 1
         group.save(tx, name)
-        if group.attempts[member] >= self._settings.max_attempts:
+        used_up = group.attempts[member] >= self._settings.max_attempts
+        if used_up and not self._is_worth_more(tx, name, group, member, scoring):
             self._dropped.say(f"{name}, since member {member} failed too often; its last failure: {reason}")
             self.close(
                 tx, name, TrajectoryState.DROPPED, f"member {member} failed too often; its last failure: {reason}"
             )
         else:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
+
+    def _is_worth_more(self, tx: Transaction, name: str, group: GroupRecord, member: int, scoring: bool) -> bool:
+        """True if a member that has used up its attempts gets another one, to save the other episodes of its group.
+
+        The further attempts of all members must be fewer than the episodes that they may save: the delivered ones, or
+        the labelled ones if a scoring failed. A member that would be played in the same way again gets none."""
+        if group.is_demonstration(member) or not self._settings.temperature_of(group, member):
+            return False
+        further = sum(max(0, failed + 1 - self._settings.max_attempts) for failed in group.attempts[: group.played])
+        saved = group.labelled if scoring else [TrajectoryRecord.load(tx, each) is not None for each in group.ids(name)]
+        return further < sum(saved[: group.played])
 
     def close(self, tx: Transaction, name: str, end: TrajectoryState, reason: str = "", keeps: bool = False) -> None:
         """Close a group. Its trajectories get the state `end` and the `reason`, its open tickets end, and the uses that

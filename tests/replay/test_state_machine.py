@@ -46,6 +46,8 @@ class ReplayMachine(RuleBasedStateMachine):
                 "masks_old": st.booleans(),
                 "filters": st.builds(Filters, zero_variance=st.booleans()),
                 "reissue_evicted": st.booleans(),
+                "group_size": st.sampled_from([2, 4]),
+                "max_attempts": st.integers(1, 2),
                 "keep_steps": st.sampled_from([0, 1, math.inf]),
                 "admission": st.builds(
                     Admission, st.integers(0, 2), st.just(4), st.integers(1, 2), st.sampled_from([1.0, 1.5])
@@ -123,7 +125,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule()
     def wait_and_train(self) -> None:
         plan = self.core.plan(len(self.plans))
-        if plan is None and self.core.status()["depth_ready"] >= 2:
+        if plan is None and self.core.status()["depth_ready"] >= 4 // self.settings.group_size:
             self.core.now += WAIT_S
             plan = self.core.plan(len(self.plans))
             assert plan is not None, "only old groups were waited for, and no longer than the limit"
@@ -201,8 +203,8 @@ class ReplayMachine(RuleBasedStateMachine):
                 task = self.core.task(members[0])
                 assert task is not None
                 has_one = task.id in self.demonstrated
-                assert size == 2 + has_one
-                assert shown & set(members) == set(members[2:])
+                assert size == self.settings.group_size + has_one
+                assert shown & set(members) == set(members[self.settings.group_size :])
 
     @invariant()
     def nothing_is_lost_and_everything_is_counted(self) -> None:

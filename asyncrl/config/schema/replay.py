@@ -86,7 +86,10 @@ class ReplayConfig:
         30.0, "seconds without a request of a worker after which its tasks go to other workers", "(0, inf)"
     )
     max_attempts: int = option(
-        3, "number of failed attempts at an episode, or at its scoring, after which its group is dropped", "[1, inf)"
+        3,
+        "number of failed attempts at an episode, or at its scoring, after which its group is dropped, unless other "
+        "episodes of the group are worth more attempts (docs/replay.md#groups-of-which-a-member-fails)",
+        "[1, inf)",
     )
     max_store_gb: float = option(
         64.0,
@@ -108,7 +111,9 @@ class ReplayConfig:
     retention_steps: int = option(
         100, "with retention=window: number of last steps whose trajectories are kept", "[1, inf)"
     )
-    reissue_evicted: bool = option(False, "run the task of a group again if the group was dropped because of its age")
+    reissue_evicted: bool = option(
+        False, "run the task of a group again if the group was thrown away because of its age"
+    )
     oversample: float = option(
         1.0,
         "more than 1: start more episodes, to make up for groups that filters drop; 1.5 starts half a batch more",
