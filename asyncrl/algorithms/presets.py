@@ -42,6 +42,8 @@ def _further(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield f"reward {part_text(chosen['reward'])}"
     if chosen["proximal"] != AlgorithmConfig().proximal:
         yield f"proximal {chosen['proximal']}"
+    if chosen["lr_scale"]["name"] != "none":
+        yield f"lr_scale {part_text(chosen['lr_scale'])}"
     if chosen["kl"]["name"] != "none":
         yield f"KL {part_text(chosen['kl'])}"
     if chosen["entropy_weight"]:

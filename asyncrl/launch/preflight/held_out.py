@@ -28,8 +28,8 @@ def warn_of_shared_tasks(train: Sequence[str], held_out: Sequence[str] | None, f
     """
     if held_out is not None and list(held_out) == list(train):
         log.warning(
-            "data.eval names the same sources as data.train: every held-out task is a training task, so evaluations "
-            "show memory, too. Name other tasks, or leave data.eval out with learner.eval_every=0"
+            "data.eval names the same sources as data.train: held-out tasks are training tasks, so evaluations show "
+            "memory, too. Name other tasks, or leave data.eval out with learner.eval_every=0"
         )
         return
     if not held_out or len(files) < 2:
