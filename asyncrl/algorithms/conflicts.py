@@ -57,7 +57,8 @@ def sampler_conflicts(loss: Loss) -> Iterator[str]:
 
 def _weight_conflicts(parts: Composition) -> Iterator[str]:
     weighing = [rule.name for rule in parts.corrections if rule.weighs]
-    setting = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
+    weigh = "weighs" if len(weighing) == 1 else "weigh"
+    setting = f"algorithm.correction has {', '.join(weighing)}, which {weigh} tokens by pi_prox / mu"
     if len(weighing) > 1:
         yield f"{setting}: only one of them is allowed; use reject or veto for further bounds"
     for part, corrects in ((parts.loss, parts.loss.corrects), (parts.advantage, parts.advantage.uses_ratio)):

@@ -155,8 +155,11 @@ def _step(row: Mapping[str, Any]) -> int:
 def _next(run: Run, done: bool) -> list[str]:
     asyncrl = runnable()
     look = f"{asyncrl} dashboard {quoted(run.folder)}"
-    if done:
-        return [f"{asyncrl} train model.path={quoted(run.folder / 'model')} run.name=NAME data.train=FILE", look]
+    model = run.folder / "model"
+    if done and model.exists():
+        return [f"{asyncrl} train model.path={quoted(model)} run.name=NAME data.train=FILE", look]
+    if done:  # learner.export=false
+        return [f"{asyncrl} export {quoted(run.folder)}", look]
     return [f"{asyncrl} sft experiment={quoted(run.folder / CONFIG_FILE)}", look]
 
 

@@ -56,6 +56,12 @@ def test_it_ends_with_a_summary(tmp_path: Path) -> None:
     assert Run(tmp_path).end() == "done"
 
 
+def test_one_without_an_exported_model_says_how_to_export_it(tmp_path: Path) -> None:
+    write_steps(tmp_path, [4.0, 3.0])
+    text = write_fine_tuning_summary(Run(tmp_path), 2, "done", "")
+    assert f"  next               {runnable()} export {tmp_path}\n" in text
+
+
 def test_a_stopped_one_says_how_it_goes_on(tmp_path: Path) -> None:
     write_steps(tmp_path, [4.0, 3.0])
     text = write_fine_tuning_summary(Run(tmp_path), 8, "stopped", "")
