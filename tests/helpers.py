@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,18 @@ def make_played(ticket: Ticket, version: int = 0, **changes: Any) -> Trajectory:
 
 def make_labels(trajectory_id: str, reward: float = 1.0) -> Labels:
     return Labels(trajectory_id, reward, reward, "test")
+
+
+def child_with(mark: str) -> psutil.Process:
+    """The child of this process that has `mark` in its arguments. Fails if there is none, or more than one. Tests before
+    may have left other children, of which some may have ended."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            if mark in " ".join(child.cmdline()):
+                found.append(child)
+    (process,) = found
+    return process
 
 
 def until(condition: Callable[[], Any], seconds: float = GENEROUS_S) -> Any:

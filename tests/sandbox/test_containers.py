@@ -23,7 +23,7 @@ import pytest
 from asyncrl.sandbox.child.pausing import RAN_IN_PAUSE
 from asyncrl.sandbox.containers import ContainerSandbox
 from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
-from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.helpers import GENEROUS_S, async_until, child_with, living, until
 from tests.sandbox.waking import TRAPS, WAKING
 
 pytestmark = pytest.mark.slow
@@ -116,8 +116,7 @@ def test_a_session_keeps_what_cells_define_until_one_ends_it(named: tuple[str, s
 
 def below_the_stub() -> list[psutil.Process]:
     """The processes of the one container that is open, but its first."""
-    (first,) = [each for each in psutil.Process().children() if "PROC" in " ".join(each.cmdline())]
-    return first.children(recursive=True)
+    return child_with("PROC").children(recursive=True)
 
 
 @pytest.mark.parametrize("how", sorted(WAKING.keys() - {"and takes memory"}))

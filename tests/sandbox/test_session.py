@@ -17,7 +17,7 @@ from asyncrl.sandbox import sandbox
 from asyncrl.sandbox.child.pausing import RAN_IN_PAUSE
 from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 from asyncrl.sandbox.session import Interpreter, SessionServer
-from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.helpers import GENEROUS_S, async_until, child_with, living, until
 from tests.sandbox.waking import WAKING
 
 pytestmark = pytest.mark.slow
@@ -64,9 +64,8 @@ def within(namespaces: bool, act: Callable[[Interpreter], Awaitable[None]]) -> N
 
 
 def server_here() -> psutil.Process:
-    """The process that starts this test's sessions. Tests before it may have left other children."""
-    (server,) = [each for each in psutil.Process().children() if "sandbox.child.server" in " ".join(each.cmdline())]
-    return server
+    """The process that starts this test's sessions."""
+    return child_with("sandbox.child.server")
 
 
 def alive(mark: str) -> list[psutil.Process]:

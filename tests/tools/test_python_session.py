@@ -24,7 +24,7 @@ from asyncrl.tools.sessions import MemoryBudget
 from asyncrl.tools.toolbox import OpenTools, Toolbox, ToolLimits
 from asyncrl.types import ToolCall
 from tests.episode.fakes import make_ticket
-from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.helpers import GENEROUS_S, async_until, child_with, living, until
 from tests.sandbox.waking import WAKING
 
 
@@ -97,7 +97,7 @@ def test_a_call_that_ends_the_session_says_so_and_the_next_has_a_new_one(code: s
 def test_a_session_that_runs_between_two_calls_is_ended_which_the_policy_reads_and_a_counter_counts():
     async def act(tools: OpenTools) -> None:
         await tools.answer([python(WAKING["by a timer"])])
-        (server,) = [each for each in psutil.Process().children() if "sandbox.child" in " ".join(each.cmdline())]
+        server = child_with("sandbox.child")
         await async_until(lambda: not living(server.children(recursive=True)))
         reason = "Error: the session was ended because its processes ran between two calls."
         assert await tools.answer([python("1")]) == [f"{reason}\n{LOST}"]
