@@ -96,8 +96,8 @@ def make_labels(trajectory_id: str, reward: float = 1.0) -> Labels:
 
 
 def child_with(mark: str) -> psutil.Process:
-    """The child of this process that has `mark` in its arguments. Fails if there is none, or more than one. Tests before
-    may have left other children, of which some may have ended."""
+    """The child of this process that has `mark` in its arguments. Fails if there is none, or more than one. Tests
+    before may have left other children, of which some may have ended."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
