@@ -123,7 +123,9 @@ def watch(
             pause = None
             began = time.monotonic()
             deadline = began + cell["wall_s"]
-            os.write(cells, json.dumps(cell).encode() + b"\n")
+            # The session may be ending at this moment. Then the next round reports it as the end of this cell.
+            with suppress(BrokenPipeError):
+                os.write(cells, json.dumps(cell).encode() + b"\n")
 
 
 def become_program(request: dict[str, Any], output: IO[bytes], requests: int, replies: int) -> None:
