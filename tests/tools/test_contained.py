@@ -117,6 +117,8 @@ def test_ctrl_c_still_ends_a_program_in_which_it_raises_keyboard_interrupt():
     program = (
         "import asyncio, os, signal\n"
         "from asyncrl.tools.contained import contained\n"
+        # A job in the background of a shell begins with SIGINT ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "async def call(): os.kill(os.getpid(), signal.SIGINT)\n"
         "asyncio.new_event_loop().run_until_complete(contained(call))\n"
     )
