@@ -169,6 +169,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_system(parser)
+    _add_runs(parser)
+    _add_result(parser)
+    return parser
+
+
+def _add_system(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the engine, the model and the GPUs."""
     parser.add_argument("--python", help="a Python that has sglang, or a script that starts one")
     parser.add_argument(
         "--engine",
@@ -197,6 +205,11 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--at-once", type=int, help="episodes at once; default: 256, for short turns 512, and 16 on the CPU"
     )
+    parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the runs that are measured, and for how long."""
     parser.add_argument(
         "--lags",
         type=int,
@@ -235,8 +248,11 @@ def command_line() -> argparse.ArgumentParser:
         help="seconds after the start of the benchmark at which the present run is stopped, as by --lag-seconds, and "
         "no further run begins; default: no limit",
     )
-    parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the runs")
+
+
+def _add_result(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the folders and the name of the result."""
     parser.add_argument("--dir", type=Path, default=FOLDER, help="folder of models, runs, logs; default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder of the result; default: the folder of --dir")
     parser.add_argument(
@@ -245,7 +261,6 @@ def command_line() -> argparse.ArgumentParser:
         "are the default",
     )
     parser.add_argument("--resume", action="store_true", help="keep the rows that the result of that name has")
-    return parser
 
 
 def refusal(options: argparse.Namespace, gpus: int) -> str:

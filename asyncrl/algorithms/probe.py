@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -155,12 +155,16 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             yield "the first result of `__call__`", errors, size, None
             yield "the second result of `__call__`", clipped, size, torch.bool
         case LrScale():
-            sums = part.sums(view, old / 10)
-            for name, value in sums.items():
-                if not name.startswith(PREFIX):
-                    raise ValueError(f"the sum {name!r} does not begin with {PREFIX}")
-                yield f"the sum {name!r}", value, None, None
-            yield "`__call__`", torch.tensor(part({name: float(value) for name, value in sums.items()})), None, None
+            yield from _of_scale(part, part.sums(view, old / 10))
+
+
+def _of_scale(part: LrScale, sums: Mapping[str, Tensor]) -> Iterator[_Result]:
+    """The results of a scale of the learning rate, of which `sums` is the first."""
+    for name, value in sums.items():
+        if not name.startswith(PREFIX):
+            raise ValueError(f"the sum {name!r} does not begin with {PREFIX}")
+        yield f"the sum {name!r}", value, None, None
+    yield "`__call__`", torch.tensor(part({name: float(value) for name, value in sums.items()})), None, None
 
 
 def _episodes(count: int, reads: Sequence[str]) -> Episodes:

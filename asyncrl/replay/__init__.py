@@ -22,5 +22,6 @@ In reading order: `admission.py`, `protocol.py` (the requests), `service.py` (wh
 read the configuration.
 
 You can freely change samplers and filters (`sampling.py`), counters (`counters.py`) and time limits. A change of tables
-or records needs a new `FORMAT` in `store.py`. A change of requests needs a new `PROTOCOL` in `wire.py`.
+or records needs a new `FORMAT` in `store.py`, except for new last fields with a default, which older stores lack. A
+change of requests needs a new `PROTOCOL` in `wire.py`.
 """

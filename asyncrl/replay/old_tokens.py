@@ -31,14 +31,10 @@ class Young(NamedTuple):
     oldest: int
 
 
-def youngest(group: ReadyGroup) -> int:
-    """The newest version that is known to have sampled a token of the group."""
-    return max(group.oldest, group.newest)
-
-
-def is_too_old(settings: ReplaySettings, group: ReadyGroup, version: int) -> bool:
-    """True if a complete group cannot be trained at `version`, and must be thrown away."""
-    return (youngest(group) if settings.masks_old else group.oldest) < settings.oldest_allowed(version)
+def deciding_version(settings: ReplaySettings, group: ReadyGroup) -> int:
+    """The version by whose age a complete group is thrown away: that of its oldest token, or with the mask the newest
+    version that is known to have sampled one of its tokens."""
+    return max(group.oldest, group.newest) if settings.masks_old else group.oldest
 
 
 def young_parts(tx: Transaction, members: Sequence[tuple[str, TrajectoryRecord]], first: int) -> list[Young] | None:

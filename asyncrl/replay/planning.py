@@ -19,7 +19,7 @@ from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import set_label_needs, unfit_members
 from asyncrl.replay.old_groups import OldGroups, OldWait
-from asyncrl.replay.old_tokens import is_too_old, mask, unmask, young_parts, youngest
+from asyncrl.replay.old_tokens import deciding_version, mask, unmask, young_parts
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.records import (
     DeadLetter,
@@ -175,14 +175,14 @@ class Planning:
 
     def _evict(self, tx: Transaction, version: int) -> None:
         for order, ready in list(tx.items("ready", ReadyGroup)):
-            if is_too_old(self._settings, ready, version):
+            sampled_by = deciding_version(self._settings, ready)
+            if sampled_by < self._settings.oldest_allowed(version):
                 tx.delete("ready", order)
                 group = GroupRecord.of(tx, ready.name)
                 for name in group.ids(ready.name):
                     self._age(tx, name, version)
                 if self._settings.reissue_evicted and not group.sampled:
                     tx.append("again", group.row)
-                sampled_by = youngest(ready) if self._settings.masks_old else ready.oldest
                 reason = f"sampled by version {sampled_by}: too old for version {version} (replay.max_lag)"
                 self._groups.close(tx, ready.name, TrajectoryState.EVICTED, reason)
 
