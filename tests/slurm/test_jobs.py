@@ -98,7 +98,7 @@ def test_a_run_over_two_nodes_goes_on_after_a_death_and_after_the_end_of_its_tim
     assert nodes["replay"] == nodes["learner"] != nodes["actor-0"]
     assert {stat.S_IMODE((run.dir / "keys").stat().st_mode)} == {0o700}
     os.kill(run.processes()["actor-0"].pid, signal.SIGKILL)
-    run.until(lambda: "actor-0 ended with status -9; starting it again" in run.output)
+    run.until(lambda: "actor-0 was killed by SIGKILL" in run.output)
     run.until(lambda: run.of_job("Restarts") == "1", END_S)
     kept = run.checkpoints()[-1]
     assert kept == run.newest_step() + 1, "the learner saved every step before its job was requeued"
