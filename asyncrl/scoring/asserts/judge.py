@@ -21,8 +21,10 @@ from typing import Any, NoReturn, Self
 
 from asyncrl.scoring.asserts.values import decode, encode
 
+BEGUN = "begun"
+"""The first word of the output. Without it, the judge itself could not start."""
 PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
-"""The verdicts, which are the first word of the output. `ended`: the program's process ended during the tests, by a
+"""The verdicts, which are the second word of the output. `ended`: the program's process ended during the tests, by a
 fault of the program or of its sandbox. `unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the
 tests hand an object of the program a value that is not data. Either the tests always do this, or this program returned
 an object instead of data."""
@@ -59,6 +61,7 @@ class VerdictOutput:
     """Standard output, separated from anything that the tests print."""
 
     def __init__(self) -> None:
+        os.write(1, f"{BEGUN} ".encode())
         self._out = os.dup(1)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.sandbox.sandbox import SandboxError, SandboxLimits, run
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, BuiltInSandbox, Sandbox, check_sandbox
-from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
+from asyncrl.scoring.asserts.judge import BEGUN, ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
 from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
 
@@ -31,6 +31,11 @@ _START_S = 0.05
 """The minimum seconds that the start of one test takes."""
 
 _ROOT = Path(__file__).parents[3]
+
+
+class _NotBegunError(ScoringError):
+    """The process of the asserts reached a limit before its first assert, so the program is not at fault."""
+
 
 Test = Callable[[SandboxLimits], Awaitable[tuple[str, float]]]
 """Runs the program within the limits. Returns PASSED, FAILED or UNCLEAR, and the seconds that the program ran."""
@@ -62,8 +67,8 @@ def code(
     pass while programs wait, the sandbox has failed.
 
     Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
-    judge any program, for example because they pass it a function; or the sandbox supports no asserts. Raises
-    SandboxError: a program could not be run.
+    judge any program, for example because they pass it a function, or cannot begin within the limits; or the sandbox
+    supports no asserts. Raises SandboxError: a program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer), sandbox)
@@ -102,7 +107,13 @@ async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go
         seconds = end - time.monotonic()
         if seconds <= 0:
             break
-        verdict, _ = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
+        try:
+            verdict, _ = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
+        except _NotBegunError:
+            # At the end, the time of all tests is over, and this test had only the rest of it.
+            if time.monotonic() < end:
+                raise
+            break
         verdicts.append(verdict)
         if verdict != PASSED and not go_on:
             break
@@ -185,7 +196,8 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
         running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
         try:
             judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])
-            word, _, reason = judged.printed.partition(" ")
+            begun, _, verdict = judged.printed.partition(" ")
+            word, _, reason = verdict.partition(" ")
             if word == ENDED:
                 # If the program's sandbox failed, its error is raised here.
                 await running
@@ -196,11 +208,17 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
         raise ScoringError(f"task {task.id} cannot be judged by its asserts: {reason}; use inputs and outputs")
     if judged.status == 0 and word in (PASSED, FAILED, ENDED, UNCLEAR):
         return FAILED if word == ENDED else word
+    if begun != BEGUN and (judged.status is None or judged.killed):
+        raise _NotBegunError(
+            f"the asserts of task {task.id} could not begin within {limits.wall_s:.3g} s and {limits.memory_mb} MB: "
+            "raise wall_s or memory_mb of the rule, or run fewer programs at once"
+        )
     if judged.status is None or judged.killed:
         # The program's answers made the tests take too long, or too much memory.
         return FAILED
     raise ScoringError(
-        f"the tests of task {task.id} ended with status {judged.status} and no verdict: {judged.printed.strip()[-500:]}"
+        f"the tests of task {task.id} ended with status {judged.status} and no verdict: "
+        f"{judged.printed.removeprefix(BEGUN).strip()[-500:]}"
     )
 
 
