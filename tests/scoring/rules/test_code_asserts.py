@@ -111,7 +111,7 @@ def test_tests_that_cannot_judge_are_a_failure_and_not_a_zero_whatever_the_progr
 def test_a_judge_that_cannot_run_is_a_failure_and_not_a_zero():
     with pytest.raises(AsyncrlError):
         judge("def add(a, b): return a + b", ASSERTS, memory_mb=1)
-    with pytest.raises(ScoringError, match="could not begin within 0.001 s and 1024 MB: raise wall_s"):
+    with pytest.raises(ScoringError, match=r"could not begin within .* s and 1024 MB: raise wall_s"):
         judge("def add(a, b): return a + b", ASSERTS, wall_s=0.001)
 
 
