@@ -56,6 +56,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
         weights.drain_s,
         engine.segment_tokens,
         close_s=CLOSE_S,
+        seed=config.run.seed,
     )
     routes = route_settings(config)
     agree_with_servers(routes)

@@ -36,8 +36,14 @@ def generate_body(
     salt: str | None,
     routed_from: int | None = None,
     images: Sequence[PlacedImage] = (),
+    by_seed: bool = False,
 ) -> dict[str, Any]:
-    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from this position on."""
+    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from this position on.
+
+    `by_seed`: the server was started with `--enable-deterministic-inference`. Then the seed and the position determine
+    its random numbers, and requests without a seed all have the same one: every member of a group would be the same
+    episode.
+    """
     # SGLang wants one placeholder for each image, and repeats it once for each feature of the image.
     body: dict[str, Any] = {
         "rid": rid,
@@ -48,6 +54,7 @@ def generate_body(
             "max_new_tokens": sampling.max_new_tokens,
             "stop_token_ids": stop,
             **({} if sampling.grammar is None else {sampling.grammar.kind: sampling.grammar.text}),
+            **({"sampling_seed": sampling.seed} if by_seed else {}),
             **NEUTRAL,
         },
     }
