@@ -158,6 +158,7 @@ def server_opener(
             overrides=overrides,
             silence_s=engine.silence_s,
             load_s=each.load_s,
+            seeds={},
         )
     launched = engine.server
     return partial(
