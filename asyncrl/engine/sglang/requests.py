@@ -24,8 +24,17 @@ from asyncrl.engine.fleet.server import Segment, ServerFaultError, Span, TokenId
 from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
 from asyncrl.types import Sampling
 
-NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-"""Values that turn filters off. Every request has them, since a server may have been started with other defaults."""
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "min_new_tokens": 0,
+}
+"""Values that turn filters and penalties off. Every request has them, since a server may have been started with other
+defaults (`--preferred-sampling-params`)."""
 
 
 def generate_body(
