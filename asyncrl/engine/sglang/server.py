@@ -112,11 +112,17 @@ class SglangServer:
     async def join(self) -> None:
         """Examine the server (see `InferenceServer`).
 
-        Raises ServerFaultError also if its context is too short, its configuration differs, or it reports no experts.
+        Raises ServerFaultError also if its context is too short, its configuration differs, it reports no experts, or
+        it keeps prefixes in a storage.
         """
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
+        if info.get("hicache_storage_backend"):
+            raise ServerFaultError(
+                f"{self.url} also keeps keys and values in a storage, where those of older weights outlive a flush; "
+                "start the server without --hicache-storage-backend"
+            )
         self._by_seed = bool(info.get("enable_deterministic_inference"))
         self._end.ranks = int(info.get("tp_size") or 1)
         self._end.keeps_none = reason_to_keep_none(info)

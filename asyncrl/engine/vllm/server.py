@@ -88,6 +88,7 @@ class VllmServer:
             self.precision = _precision(settings)
             if wrong := self._wrong(longest, mode, device):
                 raise ServerFaultError(f"{self.url} {wrong}")
+            _check_cache(self.url, settings)
             given = settings["model_config"].get("hf_overrides") or {}
             check_overrides(self.url, self._overrides, given if isinstance(given, dict) else {}, "--hf-overrides")
             self._note_seed(settings["model_config"].get("seed"))
@@ -107,8 +108,8 @@ class VllmServer:
         self._seeds[self.url] = seed
         if same:
             logger.warning(
-                "%s and %s were started with --seed %d. With equal batches they draw the same random numbers, and members "
-                "of a group may be the same episode: start each server with another --seed",
+                "%s and %s were started with --seed %d. With equal batches they draw the same random numbers, and "
+                "members of a group may be the same episode: start each server with another --seed",
                 *(self.url, same[0], seed),
             )
 
@@ -234,6 +235,15 @@ class VllmServer:
 
     async def _post(self, path: str, body: Any = None) -> Any:
         return await self._http.post(path, body, CONTROL_S)
+
+
+def _check_cache(url: str, settings: Mapping[str, Any]) -> None:
+    """Raises ServerFaultError: the server keeps prefixes outside of its GPU, where a flush does not reach them."""
+    if settings.get("kv_transfer_config") or settings.get("cache_config", {}).get("kv_offloading_size"):
+        raise ServerFaultError(
+            f"{url} also keeps keys and values outside of its GPU, where those of older weights outlive an update; "
+            "start it without --kv-transfer-config and --kv-offloading-size"
+        )
 
 
 def _precision(settings: Mapping[str, Any]) -> str:

@@ -84,7 +84,8 @@ class FakeSglang:
         self.limits: list[int] = []
         self.grammars: list[dict[str, str]] = []
         self.seeds: list[int | None] = []
-        self.samples_by_seed = False
+        self.more_info: dict[str, Any] = {}
+        """Further entries of its answer to `server_info`."""
         self.sampled = 0
         self.refuses: set[str] = set()
         self.hangs: set[str] = set()
@@ -196,8 +197,7 @@ class FakeSglang:
     async def _server_info(self, body: Any) -> Any:
         info = {"version": self.version, "tp_size": 2, "context_length": self.context}
         told = {} if self.routing is None else {"enable_return_routed_experts": True}
-        told |= {"enable_deterministic_inference": True} if self.samples_by_seed else {}
-        return {**info, **told, "disable_overlap_schedule": not self.overlap}
+        return {**info, **told, **self.more_info, "disable_overlap_schedule": not self.overlap}
 
     async def _get_model_info(self, body: Any) -> Any:
         return {"weight_version": self.label}

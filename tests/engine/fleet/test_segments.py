@@ -56,7 +56,7 @@ async def test_where_a_seed_decides_what_is_sampled_each_session_has_one_of_its_
     # a group were then the same episode, and nothing was learned.
     async def seeds(by_seed: bool, run: int) -> dict[int, set[int | None]]:
         server = FakeSglang(says=said)
-        server.samples_by_seed = by_seed
+        server.more_info = {"enable_deterministic_inference": by_seed}
         async with fleet_with(0, server, settings={"segment_tokens": 30, "seed": run}) as fleet:
             calls = (fleet.generate(ids(i, 1), Sampling(1.0, 100), (), f"t000000000.{i}.0/1") for i in range(4))
             await asyncio.gather(*calls)

@@ -174,6 +174,12 @@ async def test_a_server_that_would_not_be_right_is_refused_with_the_flag_that_it
         await joined(Replay(RECORDED[SPANS]), partial(opened, context=5000))
     with pytest.raises(ServerFaultError, match="--logprobs-mode processed_logprobs"):
         await joined(with_settings(model_config={"logprobs_mode": "raw_logprobs"}))
+    # As happened in vLLM: the prefix cache is reset, and the next request finds its prefix in the CPU's memory.
+    with pytest.raises(ServerFaultError, match=r"outlive an update.*without --kv-transfer-config"):
+        await joined(with_settings(kv_transfer_config={"kv_connector": "OffloadingConnector"}))
+    with pytest.raises(ServerFaultError, match="--kv-offloading-size"):
+        await joined(with_settings(cache_config={"kv_offloading_size": 4.0}))
+    await joined(with_settings(kv_transfer_config=None, cache_config={"kv_offloading_size": None}))
     with pytest.raises(ServerFaultError, match="VLLM_SERVER_DEV_MODE=1"):
         await joined(Replay([each for each in RECORDED[SPANS] if not each["path"].startswith("/server_info")]))
 
