@@ -27,7 +27,7 @@ from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.critic import load_critic
 from asyncrl.learner.model.lora import add_adapters, check_installed, gather_adapters, save_adapters
 from asyncrl.learner.model.optimizer import Trainable
-from asyncrl.learner.model.policy import BaseOfPolicy, Policy, load_policy, load_reference
+from asyncrl.learner.model.policy import BaseOfPolicy, Policy, load_policy, load_reference, reference_of
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.adapters import adapter_parameters
 from asyncrl.weights.delta import diff
@@ -221,6 +221,24 @@ def test_a_peft_folder_of_a_checkpoint_loads_in_peft_and_starts_another_run_and_
     assert contents(tmp_path / "merged again") == contents(tmp_path / "merged")
     started = load_policy(ModelConfig(str(model), lora=LoraConfig(path=str(tmp_path / "adapter"))), 1.0, ranks, 64)
     assert torch.equal(started(PackedSequences.of(batch))[0], expected)
+
+
+def test_a_reference_that_is_not_the_model_with_which_a_run_starts_is_a_warning(
+    model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    # As happened in TRL: a policy that started with adapters was held to the model without them.
+    policy = with_values(load_policy(ModelConfig(str(model), lora=SMALL), 1.0, ranks, 64))
+    save_adapters(
+        policy.model, gather_adapters(policy.model), ModelConfig(str(model), lora=SMALL), tmp_path / "adapter"
+    )
+    for lora, told in ((SMALL, False), (LoraConfig(path=str(tmp_path / "adapter")), True), (LoraConfig(), False)):
+        caplog.clear()
+        config = ModelConfig(str(model), lora=lora)
+        started, packed = load_policy(config, 1.0, ranks, 64), PackedSequences.of(random_sequences(6, 9))
+        reference = reference_of(started, config, 1.0, ranks, 64, False)
+        assert ("asyncrl merge --from" in caplog.text) is told
+        with torch.no_grad():
+            assert torch.equal(reference(packed)[0], started(packed)[0]) is not told
 
 
 def test_exported_adapters_name_a_folder_absolutely_and_a_hub_name_as_it_is(
