@@ -24,6 +24,7 @@ from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export_checkpoint, export_checkpoint_adapter
 from asyncrl.learner.checkpoint.gathering import gather_all
 from asyncrl.learner.checkpoint.progress import Progress
+from asyncrl.learner.checkpoint.rounded_adapters import kept_share
 from asyncrl.learner.model.critic import load_critic
 from asyncrl.learner.model.lora import add_adapters, check_installed, gather_adapters, save_adapters
 from asyncrl.learner.model.optimizer import Trainable
@@ -44,6 +45,7 @@ from tests.learner.support import (
 
 pytestmark = pytest.mark.slow
 
+DTYPES = (torch.float32, torch.bfloat16)
 SMALL = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
 
 
@@ -161,6 +163,36 @@ def test_what_is_published_is_the_model_that_peft_merges(model: Path, ranks: Ran
         )
         is_target = "q_proj" in name or "down_proj" in name
         assert torch.equal(tensor, rounded[name].to(tensor.dtype)) != is_target
+
+
+@pytest.mark.parametrize(("size", "low", "high"), [(1e-6, 0.0, 0.1), (1e-3, 0.2, 0.9), (0.1, 0.99, 1.01)])
+def test_small_changes_by_adapters_are_lost_in_the_rounding_of_the_merged_weights_and_their_share_is_measured(
+    model: Path, ranks: Ranks, size: float, low: float, high: float
+):
+    policy = load_policy(ModelConfig(str(model), lora=SMALL, dtype="bfloat16"), 1.0, ranks, 64)
+    assert kept_share(policy.model, torch.bfloat16, ranks) is None, "new adapters change nothing"
+    base = gather_all(policy.model, policy.weight_format, torch.float32, ranks)
+    with torch.no_grad():
+        for name, parameter in adapter_parameters(with_values(policy).model).items():
+            parameter.mul_(size if "lora_B" in name else 1)
+    wanted, published = (gather_all(policy.model, policy.weight_format, each, ranks) for each in DTYPES)
+    changes = [(published[name].float() - base[name], wanted[name] - base[name]) for name in base]
+    expected = sum((kept * whole).sum() for kept, whole in changes) / sum((whole * whole).sum() for _, whole in changes)
+    share = kept_share(policy.model, torch.bfloat16, ranks)
+    assert share == pytest.approx(float(expected), rel=1e-3, abs=1e-6)
+    assert low <= share < high
+    assert kept_share(policy.model, torch.float32, ranks) == pytest.approx(1, abs=0.05)
+
+
+def test_a_run_with_adapters_measures_what_their_rounding_leaves_and_one_without_has_no_such_metric(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config = make_config(model, tmp_path / "adapters", steps=2)
+    without = Run(config).train(ranks)
+    assert not without.metrics.of("weights/adapters_kept")
+    config.run.dir, config.model.lora = str(tmp_path / "with"), SMALL
+    found = Run(config).train(ranks).metrics.of("weights/adapters_kept")
+    assert found == pytest.approx({0: 1, 1: 1}, abs=1e-2), "weights in float32"
 
 
 @pytest.mark.heavy
