@@ -169,12 +169,15 @@ class Sampling:
     - `temperature`: with 0, sampling is greedy, and the log-probs are those of temperature 1
     - `grammar`: tokens outside of the grammar get probability 0, and log-probs are renormalised
     - `alternatives`: the number of most likely tokens that the engine reports at each position, if it can
+    - `seed`: determines the tokens in a server that samples by the seed of each request. A fleet sets it; other engines
+      do not read it
     """
 
     temperature: float = 1.0
     max_new_tokens: int = 256
     grammar: Grammar | None = None
     alternatives: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _require(self.temperature >= 0, "sampling", f"temperature is {self.temperature}; use 0 (greedy) or more")

@@ -17,6 +17,7 @@ from asyncrl.engine.opening import (
     open_fleet,
     server_opener,
 )
+from asyncrl.engine.sampling import request_seed
 from asyncrl.engine.sglang.families import check_family
 from asyncrl.engine.sglang.launch import STOP_S as SERVER_STOP_S
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
@@ -56,6 +57,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
         weights.drain_s,
         engine.segment_tokens,
         close_s=CLOSE_S,
+        seed=config.run.seed,
     )
     routes = route_settings(config)
     agree_with_servers(routes)
@@ -80,19 +82,20 @@ def _server_settings(weights: WeightsConfig, context: int, insecure: bool) -> Se
 def _servers_settings(
     run: RunConfig, cluster: ClusterConfig, each: ServerSettings, routes: RouteSettings, episodes: int, parallel: bool
 ) -> ServersSettings:
-    run_dir, locks = locations.run_dir(run), locations.gpu_locks(run)
+    run_dir, locks, name = locations.run_dir(run), locations.gpu_locks(run), process.worker_name("actor")
     by_disk = routes_to_engines(routes, CPU).routes[0].name == "disk"
     return ServersSettings(
         each,
         run=locations.run_identity(run),
-        name=process.worker_name("actor"),
+        name=name,
         # The actor makes hard links to the learner's files. They must be in the same file system as the files, so they
         # are made next to the learner's folders.
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         episodes=episodes,
         parallel=parallel,
-        seed=run.seed,
+        # Servers of two actors that began with the same seed would draw the same random numbers.
+        seed=request_seed(run.seed, name),
         gpu_lock=ServersLock(locks, cluster.ranks) if cluster.colocated else None,
     )
 

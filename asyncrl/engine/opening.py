@@ -95,7 +95,7 @@ class ServersSettings:
     - `logs`: the directory of the servers' logs
     - `episodes`: the number of episodes that the actor runs at once
     - `parallel`: an agent may request several turns of an episode at once
-    - `seed`: the seed of the sampling in servers that the actor starts
+    - `seed`: the seed of the first server that the actor starts; each further server has the next one
     - `gpu_lock`: set if these servers share their GPUs with the learner
     """
 
@@ -158,6 +158,7 @@ def server_opener(
             overrides=overrides,
             silence_s=engine.silence_s,
             load_s=each.load_s,
+            seeds={},
         )
     launched = engine.server
     return partial(

@@ -22,6 +22,11 @@ def request_key(seed: int, session: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{session}".encode(), digest_size=8).digest(), "little")
 
 
+def request_seed(seed: int, session: str) -> int:
+    """The first 31 bits of `request_key`, for servers whose seeds are signed integers."""
+    return request_key(seed, session) >> 33
+
+
 def uniforms(
     keys: Sequence[int] | NDArray[np.uint64], positions: Sequence[int] | NDArray[np.int64]
 ) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from asyncrl.algorithms.batch import Episodes
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.local_batch import LocalBatch
 from asyncrl.learner.checkpoint.progress import Progress
+from asyncrl.learner.checkpoint.rounded_adapters import kept_share
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy
@@ -60,6 +61,9 @@ class StepReports:
         values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
         if self.demonstrations is not None:
             values |= self.demonstrations.values(self.progress.demonstrations)
+        kept = kept_share(self.policy.module.model, self.publishing.dtype, self.ranks)
+        if kept is not None:
+            values["weights/adapters_kept"] = kept
         histograms = step_histograms(trained.episodes, lags, trained.result)
         self._row = StepMetrics(plan.step, values, phases, sum(plan.tokens), used, histograms)
 

@@ -28,6 +28,8 @@ MAX_REFUSED, FEWEST_REFUSED = 0.9, 64
 """A filter counts as refusing nearly everything if it refused this share of the episodes, and at least this number of
 them."""
 NEARLY_ALL = 0.9
+LEAST_KEPT = 0.5
+"""The smallest healthy share of the adapters' change that is left in the published weights."""
 SOLVED = 0.95
 """A batch counts as solved if its mean outcome is at least this. An outcome is mostly 0 or 1."""
 FEWEST_FOR_TREND = 30
@@ -337,6 +339,20 @@ def runaway_kl(seen: Evidence) -> Finding | None:
     return None
 
 
+def rounded_adapters(seen: Evidence) -> Finding | None:
+    """Rounding undoes most of what the adapters have learned, before the weights are published."""
+    rows = list(seen.newest[-LONG_WINDOW:])
+    kept = values_of(rows, "weights/adapters_kept")
+    if len(kept) < LONG_WINDOW or max(kept) >= LEAST_KEPT:
+        return None
+    return Finding(
+        "rounded",
+        f"engines got only {fmean(kept):.0%} of what the adapters learned in {_steps(rows)} (weights/adapters_kept): "
+        "its changes are so small that rounding the merged weights to model.dtype undoes the rest. Raise learner.lr: "
+        "1e-5 to 1e-3 are usual for adapters",
+    )
+
+
 def unread_scores(seen: Evidence) -> Finding | None:
     """The episodes have scores that change nothing."""
     found = [name for name in seen.unread if name in seen.scores]
@@ -361,5 +377,6 @@ RULES: tuple[Rule, ...] = (
     reward_trend,
     entropy_trend,
     runaway_kl,
+    rounded_adapters,
     unread_scores,
 )

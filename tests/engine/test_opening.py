@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.from_config import open_engine
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import WORKER_VARIABLE
 from asyncrl.modelling.shapes import model_shapes
 from tests.engine.fleet.fakes import FakeSglang, sample, serving
 from tests.engine.support import VOCABULARY, tiny_model
@@ -111,6 +113,24 @@ def test_each_server_is_started_for_its_share_of_the_actors_episodes(
     assert len(found) == 4
     assert all("--max-running-requests 168 --cuda-graph-max-bs-decode 168" in each for each in found)
     assert not any("--max-total-tokens" in each or "--mem-fraction-static" in each for each in found)
+
+
+def test_no_two_servers_of_a_run_begin_with_the_same_random_numbers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As happened in verl: servers with equal seeds give equal answers to equal prompts, such as those of a group.
+    config = configured(model, tmp_path)
+    config.engine.server.count = 2
+
+    def seeds(actor: str) -> list[str]:
+        monkeypatch.setenv(WORKER_VARIABLE, actor)
+        return [re.findall(r"--random-seed (\d+)", each)[0] for each in commands(config, monkeypatch, None)]
+
+    found = [*seeds("actor-0"), *seeds("actor-1")]
+    assert len(set(found)) == 4
+    assert seeds("actor-0") == found[:2]
+    config.run.seed += 1
+    assert set(seeds("actor-0")).isdisjoint(found)
 
 
 @pytest.mark.parametrize(("agent", "limited"), [("tests.agent.play", False), ("openenv", True), (None, True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from asyncrl.engine.sampling import request_key, sample, uniforms
+from asyncrl.engine.sampling import request_key, request_seed, sample, uniforms
 
 
 def test_frequencies_follow_the_softmax_at_the_temperature():
@@ -53,3 +53,10 @@ def test_noise_is_fixed_by_key_and_position_and_fills_the_open_unit_interval():
     assert abs(noise.mean() - 0.5) < 0.01
     assert uniforms([keys[2]], [17])[0] == noise[2 * 5000 + 17]
     assert np.abs(np.corrcoef(noise.reshape(4, -1)) - np.eye(4)).max() < 0.06
+
+
+def test_each_session_of_each_run_has_a_seed_that_fits_into_a_signed_integer():
+    seeds = [request_seed(run, f"t000000012.{member}.0/1") for run in range(8) for member in range(128)]
+    assert len(set(seeds)) == len(seeds)
+    assert 0 <= min(seeds) < 1 << 24
+    assert 1 << 30 < max(seeds) < 1 << 31

@@ -35,12 +35,14 @@ from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.gathering import gather, plan_gather
 from asyncrl.learner.checkpoint.progress import Progress
-from asyncrl.learner.model.loading import open_model
+from asyncrl.learner.checkpoint.rounded_adapters import kept_share
+from asyncrl.learner.model.loading import assign_rows, open_model
 from asyncrl.learner.model.optimizer import Exchange, Trainable
-from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.model.policy import Policy, load_policy
 from asyncrl.learner.model.sharding import shard
 from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.modelling.adapters import adapter_parameters
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.observe.spans import open_spans
@@ -169,6 +171,20 @@ def fine_tuned(model: Path, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
     fine_tune(config, ranks, FakeMetrics(), FakeMetrics(), threading.Event())
     ranks.barrier()
     return load_file(folder / "sft" / "run" / "model" / "model.safetensors")
+
+
+def kept_by_rounding(model: Path, ranks: Ranks) -> list[float | None]:
+    """The shares of three changes by adapters, of growing size, that rounding to bfloat16 leaves."""
+    config = ModelConfig(str(model), lora=LoraConfig(rank=3), dtype="bfloat16")
+    policy, found = load_policy(config, 1.0, ranks, 64), []
+    for size in (1e-4, 1e-3, 1e-2):
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in adapter_parameters(policy.model).items():
+                whole = torch.randn(parameter.shape, generator=generator)
+                assign_rows(parameter, whole * size if "lora_B" in name else whole)
+        found.append(kept_share(policy.model, torch.bfloat16, ranks))
+    return found
 
 
 def train_with_spans(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[int, dict[str, Tensor]]:
@@ -451,6 +467,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
             "sft": imitated,
             "recorded": recorded,
             "stopped": stopped,
+            "kept": kept_by_rounding(model, ranks),
             "size": ranks.size,
             "gathered": ["odd shapes", *MIXTURES],
             "exchanged": len(FREQUENCIES) if replicas == 1 else 0,

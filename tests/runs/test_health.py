@@ -77,6 +77,12 @@ RIGHT = {"outcome/mean": 1.0}
         ),
         ([row(step, 0, 1, kl_reference=0.01 if step < 6 else 3.0) for step in range(8)], {}),
         (
+            [row(step, 0, 1, **{"weights/adapters_kept": 0.02 * step}) for step in range(20)],
+            {"rounded": "engines got only 29% of what the adapters learned in steps 10 to 19"},
+        ),
+        ([row(step, 0, 1, **{"weights/adapters_kept": 0.1 * step}) for step in range(10)], {}),
+        ([row(step, 0, 1, **{"weights/adapters_kept": 0.01}) for step in range(9)], {}),
+        (
             [row(step, 0, 1 + step % 2) for step in range(40)],
             {"reward_still": "the reward does not rise: it was 0.731 in the first third of steps 0 to 39 and 0.769"},
         ),

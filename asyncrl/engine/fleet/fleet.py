@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -33,6 +34,7 @@ from asyncrl.engine.fleet.pauses import PushPauses
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import Update
+from asyncrl.engine.sampling import request_seed
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import NO_VERSION, Sampling
@@ -132,6 +134,7 @@ class Fleet:
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
         known, marks = self._completion.routed_from(session, len(tokens)), self._marks if images else ()
+        sampling = replace(sampling, seed=request_seed(self._settings.seed, session))
         turn = PartialTurn(tokens, sampling, self._settings.segment_tokens, known, marks)
         # `release` ends the turn through this scope.
         scope = self._turns[session] = asyncio.timeout(None)

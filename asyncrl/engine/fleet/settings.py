@@ -16,6 +16,7 @@ class FleetSettings:
       an update) lasts at most `drain_s`.
     - A request samples at most `segment_tokens`; 0: its whole turn.
     - `Fleet.close` takes `close_s` at most.
+    - `seed` is the run's seed, from which each session gets its own (see `Sampling.seed`).
     """
 
     attempts: int = 4
@@ -26,6 +27,7 @@ class FleetSettings:
     segment_tokens: int = 0
     retry_s: float = 1.0
     close_s: float = 8.0
+    seed: int = 0
 
     @property
     def salted(self) -> bool:

@@ -24,8 +24,17 @@ from asyncrl.engine.fleet.server import Segment, ServerFaultError, Span, TokenId
 from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
 from asyncrl.types import Sampling
 
-NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-"""Values that turn filters off. Every request has them, since a server may have been started with other defaults."""
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "min_new_tokens": 0,
+}
+"""Values that turn filters and penalties off. Every request has them, since a server may have been started with other
+defaults (`--preferred-sampling-params`)."""
 
 
 def generate_body(
@@ -36,8 +45,14 @@ def generate_body(
     salt: str | None,
     routed_from: int | None = None,
     images: Sequence[PlacedImage] = (),
+    by_seed: bool = False,
 ) -> dict[str, Any]:
-    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from this position on."""
+    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from this position on.
+
+    `by_seed`: the server was started with `--enable-deterministic-inference`. Then the seed and the position determine
+    its random numbers, and requests without a seed all have the same one: every member of a group would be the same
+    episode.
+    """
     # SGLang wants one placeholder for each image, and repeats it once for each feature of the image.
     body: dict[str, Any] = {
         "rid": rid,
@@ -48,6 +63,7 @@ def generate_body(
             "max_new_tokens": sampling.max_new_tokens,
             "stop_token_ids": stop,
             **({} if sampling.grammar is None else {sampling.grammar.kind: sampling.grammar.text}),
+            **({"sampling_seed": sampling.seed} if by_seed else {}),
             **NEUTRAL,
         },
     }

@@ -90,6 +90,7 @@ class SglangServer:
         self._left_out = ""
         self._label: str | None = None
         self._overlaps = False
+        self._by_seed = False
         self.precision = UNKNOWN
 
     @property
@@ -111,11 +112,18 @@ class SglangServer:
     async def join(self) -> None:
         """Examine the server (see `InferenceServer`).
 
-        Raises ServerFaultError also if its context is too short, its configuration differs, or it reports no experts.
+        Raises ServerFaultError also if its context is too short, its configuration differs, it reports no experts, or
+        it keeps prefixes in a storage.
         """
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
+        if info.get("hicache_storage_backend"):
+            raise ServerFaultError(
+                f"{self.url} also keeps keys and values in a storage, where those of older weights outlive a flush; "
+                "start the server without --hicache-storage-backend"
+            )
+        self._by_seed = bool(info.get("enable_deterministic_inference"))
         self._end.ranks = int(info.get("tp_size") or 1)
         self._end.keeps_none = reason_to_keep_none(info)
         self.precision = _precision(info)
@@ -169,9 +177,10 @@ class SglangServer:
         routing = None
         if routed_from is not None and self._routing is not None:
             routing = RoutingRequest(self._routing, routed_from, len(tokens))
-        body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt, routing and routing.start, images))
+        start = routing and routing.start
+        body = generate_body(rid, tokens, sampling, stop, salt, start, images, self._by_seed)
         try:
-            answer = await self._http.call("POST", "/generate", body)
+            answer = await self._http.call("POST", "/generate", msgspec.json.encode(body))
         except ServerRefusedError as error:
             # SGLang gives this answer to a request that is aborted while it waits for an update.
             if f"{rid} was aborted" in str(error):

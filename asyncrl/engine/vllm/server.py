@@ -7,8 +7,9 @@ restart is detected by the server's start time.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ from asyncrl.errors import EngineError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
 
+logger = logging.getLogger(__name__)
+
 CONTROL_S = 30.0
 NO_IMAGES = "vLLM servers are given no images: set engine.kind=sglang"
 _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -41,6 +44,7 @@ class VllmServer:
     - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
     - `tied`: true if the policy's output layer is its embedding
     - A check may take `silence_s` seconds, and an update may take `load_s` seconds.
+    - `seeds` has the seeds of the servers of a fleet by their urls. Two equal ones are a warning.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class VllmServer:
         silence_s: float = 60.0,
         load_s: float = 300.0,
         http: Http | None = None,
+        seeds: MutableMapping[str, int] | None = None,
     ) -> None:
         self.url = url
         self.spans = False
@@ -64,6 +69,7 @@ class VllmServer:
         self._overrides = overrides or {}
         self._silence_s = silence_s
         self._load_s = load_s
+        self._seeds = {} if seeds is None else seeds
         self._model = ""
         self._label = ""
         self._started = ""
@@ -82,8 +88,10 @@ class VllmServer:
             self.precision = _precision(settings)
             if wrong := self._wrong(longest, mode, device):
                 raise ServerFaultError(f"{self.url} {wrong}")
+            _check_cache(self.url, settings)
             given = settings["model_config"].get("hf_overrides") or {}
             check_overrides(self.url, self._overrides, given if isinstance(given, dict) else {}, "--hf-overrides")
+            self._note_seed(settings["model_config"].get("seed"))
             self._started = await self._start_time()
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
@@ -91,6 +99,19 @@ class VllmServer:
                 f"{self.url} is no vLLM server that was started with VLLM_SERVER_DEV_MODE=1: {error!r}"
             ) from error
         self.spans = self._tried_spans = False
+
+    def _note_seed(self, seed: int | None) -> None:
+        """Note the server's seed. Warn if another server of the fleet has the same one."""
+        if seed is None or self._seeds.get(self.url) == seed:
+            return
+        same = [url for url, other in self._seeds.items() if other == seed and url != self.url]
+        self._seeds[self.url] = seed
+        if same:
+            logger.warning(
+                "%s and %s were started with --seed %d. With equal batches they draw the same random numbers, and "
+                "members of a group may be the same episode: start each server with another --seed",
+                *(self.url, same[0], seed),
+            )
 
     def _wrong(self, longest: int, mode: str, device: str) -> str:
         if longest < self._context:
@@ -214,6 +235,15 @@ class VllmServer:
 
     async def _post(self, path: str, body: Any = None) -> Any:
         return await self._http.post(path, body, CONTROL_S)
+
+
+def _check_cache(url: str, settings: Mapping[str, Any]) -> None:
+    """Raises ServerFaultError: the server keeps prefixes outside of its GPU, where a flush does not reach them."""
+    if settings.get("kv_transfer_config") or settings.get("cache_config", {}).get("kv_offloading_size"):
+        raise ServerFaultError(
+            f"{url} also keeps keys and values outside of its GPU, where those of older weights outlive an update; "
+            "start it without --kv-transfer-config and --kv-offloading-size"
+        )
 
 
 def _precision(settings: Mapping[str, Any]) -> str:

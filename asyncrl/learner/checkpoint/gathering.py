@@ -91,6 +91,16 @@ def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, rank
     return tensors
 
 
+def own_rows(tensor: Tensor, ranks: Ranks) -> tuple[Tensor, bool]:
+    """Return this rank's rows of a tensor of the model, and true; or the whole tensor, and false, if the tensor is not
+    divided by rows among the ranks. All ranks call this."""
+    own = tensor.detach()
+    if not isinstance(own, DTensor):
+        return own, False
+    is_sharded = own.placements[-1] == Shard(0) and own.device_mesh.size(-1) == ranks.shards
+    return (own.to_local() if is_sharded else own.full_tensor()), is_sharded
+
+
 class _Gathering:
     """One step: communication starts when this object is made, and ends in `finish`."""
 
@@ -174,10 +184,7 @@ class _LocalShard:
 
     @staticmethod
     def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks, update: LowRankUpdate | None = None) -> _LocalShard:
-        own, is_sharded = tensor.detach(), False
-        if isinstance(own, DTensor):
-            is_sharded = own.placements[-1] == Shard(0) and own.device_mesh.size(-1) == ranks.shards
-            own = own.to_local() if is_sharded else own.full_tensor()
+        own, is_sharded = own_rows(tensor, ranks)
         if update is not None:
             own = update.added_to(own, is_sharded)
         return _LocalShard(own.to(dtype).reshape(-1), tuple(tensor.shape), is_sharded)

@@ -231,11 +231,20 @@ def reference_of(
     policy: Policy, config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool
 ) -> Policy | BaseOfPolicy:
     """Return the reference of a run's `policy`: the policy without its adapters, or a separate model if the policy has
-    no adapters.
+    no adapters. Warns of adapters with which the policy starts, since the reference is then another model.
 
     Raises ConfigError: see `load_reference`.
     """
-    return BaseOfPolicy(policy) if config.lora.is_used else load_reference(config, temperature, ranks, length, on_host)
+    if not config.lora.is_used:
+        return load_reference(config, temperature, ranks, length, on_host)
+    if config.lora.path is not None and ranks.rank == 0:
+        logger.warning(
+            "the reference is %s without the adapters of model.lora.path, so the KL does not begin at 0, and pulls the "
+            "policy away from where it starts; for the model with these adapters as the reference, merge them first: "
+            "asyncrl merge --from %s --to FOLDER, and then model.path=FOLDER model.lora.rank=N",
+            *(config.path, config.lora.path),
+        )
+    return BaseOfPolicy(policy)
 
 
 def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool) -> Policy:

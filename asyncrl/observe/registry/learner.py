@@ -246,6 +246,11 @@ _WEIGHTS = (
     gauge("weights/bytes", "bytes", "size of the newest version"),
     gauge("weights/delta_bytes", "bytes", "size of the newest version if it is sent as a delta"),
     gauge("weights/density", "share", "share of the weights that the newest delta changes"),
+    gauge(
+        "weights/adapters_kept",
+        "share",
+        "share of the adapters' change of the weights that is left when the merged weights are rounded to model.dtype",
+    ),
     gauge("weights/prepare_s", "s", "time until the newest version could be offered"),
     counter("weights/refused", "requests", "requests for weights that the learner refused since its start"),
     counter("weights/broadcasts", "broadcasts", "broadcasts of weights since the learner's start"),

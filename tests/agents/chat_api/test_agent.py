@@ -200,6 +200,7 @@ async def test_a_branch_continues_behind_a_cut_answer_with_an_end_of_the_turn_th
     whole = [user("one"), says("never end"), user("go on")]
     rendered = TOKENIZER.apply_chat_template(whole, add_generation_prompt=True, tokenize=False)
     assert CHAT.text(trajectory.tokens) == rendered + "done" + END
+    assert CHAT.text(trajectory.tokens[trajectory.loss_mask]) == "never end" + "done" + END
     assert [turn.finish_reason for turn in trajectory.turns] == ["", "length", "", "stop"]
 
 

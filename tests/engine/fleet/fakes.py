@@ -83,6 +83,9 @@ class FakeSglang:
         self.prompts: list[list[int]] = []
         self.limits: list[int] = []
         self.grammars: list[dict[str, str]] = []
+        self.seeds: list[int | None] = []
+        self.more_info: dict[str, Any] = {}
+        """Further entries of its answer to `server_info`."""
         self.sampled = 0
         self.refuses: set[str] = set()
         self.hangs: set[str] = set()
@@ -194,7 +197,7 @@ class FakeSglang:
     async def _server_info(self, body: Any) -> Any:
         info = {"version": self.version, "tp_size": 2, "context_length": self.context}
         told = {} if self.routing is None else {"enable_return_routed_experts": True}
-        return {**info, **told, "disable_overlap_schedule": not self.overlap}
+        return {**info, **told, **self.more_info, "disable_overlap_schedule": not self.overlap}
 
     async def _get_model_info(self, body: Any) -> Any:
         return {"weight_version": self.label}
@@ -213,6 +216,7 @@ class FakeSglang:
         given, limit, stop = body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
         self.prompts.append(given)
         self.limits.append(limit)
+        self.seeds.append(sampling.get("sampling_seed"))
         self.grammars.append({kind: sampling[kind] for kind in ("json_schema", "regex", "ebnf") if kind in sampling})
         self.waiting.add(body["rid"])
         while self.loads and not self.paused:

@@ -352,6 +352,22 @@ async def test_an_answer_that_cannot_be_true_is_a_fault_of_the_server_and_a_turn
         assert_true(await sample(fleet, 1))
 
 
+@pytest.mark.parametrize("storage", ["file", None])
+async def test_a_server_that_keeps_prefixes_in_a_storage_never_joins(
+    caplog: pytest.LogCaptureFixture, storage: str | None
+) -> None:
+    # As happened in SGLang: a flush leaves the storage, from which prefixes of older weights are read again.
+    server = FakeSglang()
+    server.more_info = {"enable_hierarchical_cache": True, "hicache_storage_backend": storage}
+    with caplog.at_level("INFO"):
+        async with serving(server), fleet_over(server) as fleet:
+            await async_until(
+                lambda: "without --hicache-storage-backend" in caplog.text or server.url + " joined" in caplog.text
+            )
+            assert (f"{server.url} joined" in caplog.text) is (storage is None)
+            assert counter(fleet, "servers") == 1
+
+
 async def test_a_server_whose_context_is_too_short_never_joins_and_turns_wait_for_a_bounded_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

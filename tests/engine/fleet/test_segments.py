@@ -51,6 +51,26 @@ async def test_every_segment_goes_on_behind_the_last_one_on_the_same_server() ->
             assert prompts == [[name, 1, *text[:count]] for count in (0, 30, 60, 90)]
 
 
+async def test_where_a_seed_decides_what_is_sampled_each_session_has_one_of_its_own() -> None:
+    # Without a seed, such a server takes the same one for each request. As happened in verl and others, all members of
+    # a group were then the same episode, and nothing was learned.
+    async def seeds(by_seed: bool, run: int) -> dict[int, set[int | None]]:
+        server = FakeSglang(says=said)
+        server.more_info = {"enable_deterministic_inference": by_seed}
+        async with fleet_with(0, server, settings={"segment_tokens": 30, "seed": run}) as fleet:
+            calls = (fleet.generate(ids(i, 1), Sampling(1.0, 100), (), f"t000000000.{i}.0/1") for i in range(4))
+            await asyncio.gather(*calls)
+        pairs = [(prompt[0], seed) for prompt, seed in zip(server.prompts, server.seeds, strict=True)]
+        return {member: {seed for each, seed in pairs if each == member} for member in range(4)}
+
+    assert await seeds(by_seed=False, run=3) == {member: {None} for member in range(4)}, "older servers know no seeds"
+    found = await seeds(by_seed=True, run=3)
+    assert [len(each) for each in found.values()] == [1] * 4, "all segments of a turn continue with one seed"
+    assert len(set.union(*found.values())) == 4
+    assert found == await seeds(by_seed=True, run=3)
+    assert set.union(*found.values()).isdisjoint(set.union(*(await seeds(by_seed=True, run=4)).values()))
+
+
 async def test_a_length_that_is_the_servers_own_ends_the_turn() -> None:
     server = FakeSglang()
     async with fleet_with(1, server, settings={"segment_tokens": 200}) as fleet:

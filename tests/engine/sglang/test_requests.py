@@ -33,6 +33,8 @@ def test_a_request_sets_the_temperature_and_nothing_that_bends_logprobs() -> Non
     body = generate_body("r", np.array([1, 2], np.int32), Sampling(0.7, 9), (5,), "3-me")
     sampling = body.pop("sampling_params")
     assert sampling == {"temperature": 0.7, "max_new_tokens": 9, "stop_token_ids": (5,), **NEUTRAL}
+    penalties = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "min_new_tokens": 0}
+    assert sampling.items() >= {"top_p": 1.0, "top_k": -1, "min_p": 0.0, **penalties}.items()
     assert body == {"rid": "r", "input_ids": [1, 2], "return_logprob": True, "extra_key": "3-me"}
     assert "extra_key" not in generate_body("r", np.array([1], np.int32), Sampling(), (), None)
 

@@ -61,8 +61,8 @@ class Replay:
         return web.Response(text=f"this was never asked of the real server: {body}", status=400)
 
 
-def opened(url: str, context: int = CONTEXT) -> VllmServer:
-    return VllmServer(url, context=context, tied=False)
+def opened(url: str, context: int = CONTEXT, seeds: dict[str, int] | None = None) -> VllmServer:
+    return VllmServer(url, context=context, tied=False, seeds=seeds)
 
 
 @asynccontextmanager
@@ -174,8 +174,29 @@ async def test_a_server_that_would_not_be_right_is_refused_with_the_flag_that_it
         await joined(Replay(RECORDED[SPANS]), partial(opened, context=5000))
     with pytest.raises(ServerFaultError, match="--logprobs-mode processed_logprobs"):
         await joined(with_settings(model_config={"logprobs_mode": "raw_logprobs"}))
+    # As happened in vLLM: the prefix cache is reset, and the next request finds its prefix in the CPU's memory.
+    with pytest.raises(ServerFaultError, match=r"outlive an update.*without --kv-transfer-config"):
+        await joined(with_settings(kv_transfer_config={"kv_connector": "OffloadingConnector"}))
+    with pytest.raises(ServerFaultError, match="--kv-offloading-size"):
+        await joined(with_settings(cache_config={"kv_offloading_size": 4.0}))
+    await joined(with_settings(kv_transfer_config=None, cache_config={"kv_offloading_size": None}))
     with pytest.raises(ServerFaultError, match="VLLM_SERVER_DEV_MODE=1"):
         await joined(Replay([each for each in RECORDED[SPANS] if not each["path"].startswith("/server_info")]))
+
+
+async def test_two_servers_of_a_fleet_with_the_same_seed_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    seeds: dict[str, int] = {}
+
+    async def warnings(seed: int | None) -> int:
+        recorded = RECORDED[SPANS][1]["answer"]["vllm_config"]["model_config"]
+        caplog.clear()
+        replay = with_settings(model_config={**recorded, **({} if seed is None else {"seed": seed})})
+        async with replaying(replay, partial(opened, seeds=seeds)) as server:
+            await server.join()
+            await server.join()
+        return sum("start each server with another --seed" in each for each in caplog.messages)
+
+    assert [await warnings(seed) for seed in (0, 1, 0, None)] == [0, 0, 1, 0]
 
 
 async def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export_checkpoint, export_checkpoint_adapter
 from asyncrl.learner.checkpoint.gathering import gather_all
 from asyncrl.learner.checkpoint.progress import Progress
+from asyncrl.learner.checkpoint.rounded_adapters import kept_share
 from asyncrl.learner.model.critic import load_critic
 from asyncrl.learner.model.lora import add_adapters, check_installed, gather_adapters, save_adapters
 from asyncrl.learner.model.optimizer import Trainable
-from asyncrl.learner.model.policy import BaseOfPolicy, Policy, load_policy, load_reference
+from asyncrl.learner.model.policy import BaseOfPolicy, Policy, load_policy, load_reference, reference_of
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.adapters import adapter_parameters
 from asyncrl.weights.delta import diff
@@ -44,6 +45,7 @@ from tests.learner.support import (
 
 pytestmark = pytest.mark.slow
 
+DTYPES = (torch.float32, torch.bfloat16)
 SMALL = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
 
 
@@ -163,6 +165,36 @@ def test_what_is_published_is_the_model_that_peft_merges(model: Path, ranks: Ran
         assert torch.equal(tensor, rounded[name].to(tensor.dtype)) != is_target
 
 
+@pytest.mark.parametrize(("size", "low", "high"), [(1e-6, 0.0, 0.1), (1e-3, 0.2, 0.9), (0.1, 0.99, 1.01)])
+def test_small_changes_by_adapters_are_lost_in_the_rounding_of_the_merged_weights_and_their_share_is_measured(
+    model: Path, ranks: Ranks, size: float, low: float, high: float
+):
+    policy = load_policy(ModelConfig(str(model), lora=SMALL, dtype="bfloat16"), 1.0, ranks, 64)
+    assert kept_share(policy.model, torch.bfloat16, ranks) is None, "new adapters change nothing"
+    base = gather_all(policy.model, policy.weight_format, torch.float32, ranks)
+    with torch.no_grad():
+        for name, parameter in adapter_parameters(with_values(policy).model).items():
+            parameter.mul_(size if "lora_B" in name else 1)
+    wanted, published = (gather_all(policy.model, policy.weight_format, each, ranks) for each in DTYPES)
+    changes = [(published[name].float() - base[name], wanted[name] - base[name]) for name in base]
+    expected = sum((kept * whole).sum() for kept, whole in changes) / sum((whole * whole).sum() for _, whole in changes)
+    share = kept_share(policy.model, torch.bfloat16, ranks)
+    assert share == pytest.approx(float(expected), rel=1e-3, abs=1e-6)
+    assert low <= share < high
+    assert kept_share(policy.model, torch.float32, ranks) == pytest.approx(1, abs=0.05)
+
+
+def test_a_run_with_adapters_measures_what_their_rounding_leaves_and_one_without_has_no_such_metric(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config = make_config(model, tmp_path / "adapters", steps=2)
+    without = Run(config).train(ranks)
+    assert not without.metrics.of("weights/adapters_kept")
+    config.run.dir, config.model.lora = str(tmp_path / "with"), SMALL
+    found = Run(config).train(ranks).metrics.of("weights/adapters_kept")
+    assert found == pytest.approx({0: 1, 1: 1}, abs=1e-2), "weights in float32"
+
+
 @pytest.mark.heavy
 def test_a_run_publishes_the_adapted_matrices_saves_adapters_alone_and_resumes_with_the_same_bits(
     model: Path, ranks: Ranks, tmp_path: Path
@@ -221,6 +253,24 @@ def test_a_peft_folder_of_a_checkpoint_loads_in_peft_and_starts_another_run_and_
     assert contents(tmp_path / "merged again") == contents(tmp_path / "merged")
     started = load_policy(ModelConfig(str(model), lora=LoraConfig(path=str(tmp_path / "adapter"))), 1.0, ranks, 64)
     assert torch.equal(started(PackedSequences.of(batch))[0], expected)
+
+
+def test_a_reference_that_is_not_the_model_with_which_a_run_starts_is_a_warning(
+    model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    # As happened in TRL: a policy that started with adapters was held to the model without them.
+    policy = with_values(load_policy(ModelConfig(str(model), lora=SMALL), 1.0, ranks, 64))
+    save_adapters(
+        policy.model, gather_adapters(policy.model), ModelConfig(str(model), lora=SMALL), tmp_path / "adapter"
+    )
+    for lora, told in ((SMALL, False), (LoraConfig(path=str(tmp_path / "adapter")), True), (LoraConfig(), False)):
+        caplog.clear()
+        config = ModelConfig(str(model), lora=lora)
+        started, packed = load_policy(config, 1.0, ranks, 64), PackedSequences.of(random_sequences(6, 9))
+        reference = reference_of(started, config, 1.0, ranks, 64, False)
+        assert ("asyncrl merge --from" in caplog.text) is told
+        with torch.no_grad():
+            assert torch.equal(reference(packed)[0], started(packed)[0]) is not told
 
 
 def test_exported_adapters_name_a_folder_absolutely_and_a_hub_name_as_it_is(

@@ -27,6 +27,7 @@ from tests.learner.two_ranks import (
     OPTIMIZERS,
     configs,
     fine_tuned,
+    kept_by_rounding,
     make_wide,
     restore_wide,
     train_all,
@@ -134,6 +135,12 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
 
 def test_two_ranks_fine_tune_as_one_does(model: Path, ranks: Ranks, two: tuple[dict[str, Any], Path], tmp_path: Path):
     assert_weights_close(fine_tuned(model, tmp_path, ranks), two[0]["sft"], atol=1e-5)
+
+
+def test_two_ranks_measure_what_rounding_leaves_of_adapters_as_one_does(
+    model: Path, ranks: Ranks, two: tuple[dict[str, Any], Path]
+):
+    assert two[0]["kept"] == pytest.approx(kept_by_rounding(model, ranks), rel=1e-4)
 
 
 def test_recording_spans_changes_no_bit_of_what_two_ranks_train(two: tuple[dict[str, Any], Path]):
