@@ -72,14 +72,15 @@ class Kl(Part):
 
     def adapted(self, weight: float, current: float, sequences: int) -> float:
         """The KL coefficient for the next batch, after a batch of `sequences` sequences with a KL of `current` per
-        token. `weight` was the coefficient for that batch.
+        token. `weight` was the coefficient for that batch. It changes by at most a fifth.
 
-        Source: Fine-Tuning Language Models from Human Preferences, 2019.
+        Source: Fine-Tuning Language Models from Human Preferences, 2019, whose batches are smaller than the horizon.
         """
         if self.target is None:
             return weight
         error = max(-0.2, min(0.2, current / self.target - 1))
-        return weight * (1 + error * sequences / self.horizon)
+        # Without this limit, a batch of more than five horizons could make the coefficient negative.
+        return weight * (1 + error * min(1.0, sequences / self.horizon))
 
 
 class K1(Kl):

@@ -147,6 +147,13 @@ def test_an_adaptive_coefficient_shrinks_below_its_target():
     assert algorithm.kl_weight == pytest.approx(0.5 * 21 / 22)
 
 
+@pytest.mark.parametrize(("kl", "factor"), [(0.0, 0.8), (5.0, 1.2)])
+def test_a_batch_of_many_horizons_changes_an_adaptive_coefficient_by_a_fifth_and_never_its_sign(kl, factor):
+    # 512 sequences are 8 horizons: 1 - .2 * 8 would be negative, and so would be the next coefficient.
+    form = K3(weight=0.1, target=0.1, horizon=64)
+    assert form.adapted(0.1, kl, 512) == pytest.approx(0.1 * factor)
+
+
 def test_in_the_loss_it_is_added_under_the_same_aggregation():
     # With an update of .2: (.4 + .6 + .8) / 3 = .6 a token, halved.
     algorithm, episodes, tokens = charged("loss")
