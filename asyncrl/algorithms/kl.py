@@ -147,6 +147,16 @@ class K3(Kl):
     def form(self, d: Tensor) -> Tensor:
         return (torch.expm1(-d) + d).clamp(max=self.cap)
 
+    def weighted(self, logprobs: Tensor, reference: Tensor, behaviour: Tensor) -> Tensor:
+        result = super().weighted(logprobs, reference, behaviour)
+        if not self.differentiates_ratio:
+            return result
+        # The gradient of the ratio times k3 and that of k3 itself add up to the gradient of the KL. Beyond a bound, k3
+        # has no gradient, and that of the ratio alone would push a token further away from the reference.
+        d = (logprobs - reference).detach()
+        beyond = (d < -D_LIMIT) | (self.form(d.clamp(-D_LIMIT, D_LIMIT)) >= self.cap)
+        return torch.where(beyond, result.detach(), result)
+
 
 class _K2Gradient(Kl):
     """A mixin for a form: keeps the form's value, and replaces its gradient by the gradient of k2."""
