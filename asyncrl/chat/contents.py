@@ -40,8 +40,8 @@ class Contents:
     """Hides special tokens in messages from a template, and encodes the template's renderings.
 
     Special tokens are those of the tokenizer, and added tokens that the template's `source` names, but not `OWN_MARKS`.
-    `marks` are their texts. `reserved` is hidden as well. If a template marks turns with ordinary words, such as `User:`, these are not hidden,
-    and messages can forge them.
+    `marks` are their texts. `reserved` is hidden as well. If a template marks turns with ordinary words, such as
+    `User:`, these are not hidden, and messages can forge them.
 
     Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """

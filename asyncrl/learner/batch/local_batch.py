@@ -30,7 +30,7 @@ from asyncrl.types import DEMONSTRATED, NO_VERSION, NOTHING_NEEDED, BatchPlan, L
 logger = logging.getLogger(__name__)
 
 NEVER_TRAINED = np.iinfo(np.int32).max
-"""A version in `BatchPlan.first_trained` that is newer than all others, so that no token of the trajectory is trained."""
+"""A version in `BatchPlan.first_trained` that is newer than all others, so that none of the tokens is trained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
