@@ -81,16 +81,19 @@ class Algorithm:
         self.kl_weight = self._next_kl_weight = state["kl_weight"]
 
     @torch.no_grad()
-    def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce) -> Tokens:
+    def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce, trains_policy: bool = True) -> Tokens:
         """The tokens of this rank with their advantages, weights, rejections and all other values that are fixed for
         the step.
 
-        `reduce` sums a float64 tensor elementwise over the learner's ranks. Raises InvariantError: a tensor that the
-        parts need is missing, or not finite on a policy token.
+        `reduce` sums a float64 tensor elementwise over the learner's ranks. `trains_policy` is false if the step trains
+        only the critic. Raises InvariantError: a tensor that the parts need is missing, or not finite on a policy
+        token.
         """
         # The KL of a batch changes the coefficient only for the next batch.
         self.kl_weight = self._next_kl_weight
-        tokens, self._next_kl_weight = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
+        tokens, adapted = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
+        # While the policy does not move, its KL says nothing about the coefficient.
+        self._next_kl_weight = adapted if trains_policy else self.kl_weight
         return tokens
 
     def loss(

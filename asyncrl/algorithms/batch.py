@@ -115,7 +115,8 @@ class Tokens:
     - `restricted` bool[N]: true if a grammar restricted the token (see restricted_tokens.py). None: no token was
       restricted
     - `demonstrated` bool[N]: true on the tokens of demonstrations (see demonstrations.py). None: there are none
-    - `old` bool[N]: true on tokens that are too old to be trained (see old_tokens.py). None: there are none
+    - `old` bool[N]: true on tokens that are too old to be trained, and on the tokens of greedily sampled members (see
+      old_tokens.py). None: there are none
 
     The learner sets these during training:
 

@@ -103,6 +103,11 @@ def _other_conflicts(parts: Composition, greedy_sibling: bool) -> Iterator[str]:
     advantage = f"algorithm.advantage={parts.advantage.name}"
     if parts.advantage.needs_greedy and not greedy_sibling:
         yield f"{advantage} needs a greedily sampled member in every group: set algorithm.greedy_sibling=true"
+    if greedy_sibling and not parts.advantage.needs_greedy:
+        yield (
+            "algorithm.greedy_sibling=true: a greedily sampled member is a baseline and is not trained, and "
+            f"{advantage} does not read it: set algorithm.greedy_sibling=false, or algorithm.advantage=remax"
+        )
     if parts.has_kl and parts.kl.place == "reward" and not parts.advantage.uses_reward:
         yield f"algorithm.kl place=reward: {advantage} does not read the reward; set place=loss"
     if parts.kl.importance_weighted and parts.kl.place == "reward":

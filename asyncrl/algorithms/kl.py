@@ -72,14 +72,15 @@ class Kl(Part):
 
     def adapted(self, weight: float, current: float, sequences: int) -> float:
         """The KL coefficient for the next batch, after a batch of `sequences` sequences with a KL of `current` per
-        token. `weight` was the coefficient for that batch.
+        token. `weight` was the coefficient for that batch. It changes by at most a fifth.
 
-        Source: Fine-Tuning Language Models from Human Preferences, 2019.
+        Source: Fine-Tuning Language Models from Human Preferences, 2019, whose batches are smaller than the horizon.
         """
         if self.target is None:
             return weight
         error = max(-0.2, min(0.2, current / self.target - 1))
-        return weight * (1 + error * sequences / self.horizon)
+        # Without this limit, a batch of more than five horizons could make the coefficient negative.
+        return weight * (1 + error * min(1.0, sequences / self.horizon))
 
 
 class K1(Kl):
@@ -145,6 +146,16 @@ class K3(Kl):
 
     def form(self, d: Tensor) -> Tensor:
         return (torch.expm1(-d) + d).clamp(max=self.cap)
+
+    def weighted(self, logprobs: Tensor, reference: Tensor, behaviour: Tensor) -> Tensor:
+        result = super().weighted(logprobs, reference, behaviour)
+        if not self.differentiates_ratio:
+            return result
+        # The gradient of the ratio times k3 and that of k3 itself add up to the gradient of the KL. Beyond a bound, k3
+        # has no gradient, and that of the ratio alone would push a token further away from the reference.
+        d = (logprobs - reference).detach()
+        beyond = (d < -D_LIMIT) | (self.form(d.clamp(-D_LIMIT, D_LIMIT)) >= self.cap)
+        return torch.where(beyond, result.detach(), result)
 
 
 class _K2Gradient(Kl):

@@ -103,6 +103,12 @@ class Chat:
         """An upper limit for the number of characters in one token."""
         return max(map(len, self._tokenizer.get_vocab()))
 
+    @cached_property
+    def turn_marks(self) -> tuple[str, ...]:
+        """The special tokens that the template writes between two turns of the policy."""
+        between = self._template.render([QUESTION, answer(MARK), QUESTION], ()).partition(MARK)[2]
+        return tuple(mark for mark in self._contents.marks if mark in between)
+
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
         """Encode a conversation up to the policy's next turn. The prompt lists the `tools`.
 

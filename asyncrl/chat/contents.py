@@ -40,8 +40,8 @@ class Contents:
     """Hides special tokens in messages from a template, and encodes the template's renderings.
 
     Special tokens are those of the tokenizer, and added tokens that the template's `source` names, but not `OWN_MARKS`.
-    `reserved` is hidden as well. If a template marks turns with ordinary words, such as `User:`, these are not hidden,
-    and messages can forge them.
+    `marks` are their texts. `reserved` is hidden as well. If a template marks turns with ordinary words, such as
+    `User:`, these are not hidden, and messages can forge them.
 
     Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """
@@ -51,7 +51,8 @@ class Contents:
         self._encode = encoder_of(tokenizer)
         marks = _turn_marks(tokenizer, source)
         _check_normalizer(tokenizer, [mark.content for mark in marks if mark.normalized])
-        self._hidden = [*(mark.content for mark in marks), reserved, _OPEN, _CLOSE, *_ESCAPED]
+        self.marks = tuple(mark.content for mark in marks)
+        self._hidden = [*self.marks, reserved, _OPEN, _CLOSE, *_ESCAPED]
         self._numbers = {text: number for number, text in enumerate(self._hidden)}
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._hidden, key=len, reverse=True))))
         self._letters = lru_cache(maxsize=None)(self._encode_letters)

@@ -7,6 +7,7 @@ history, the tokens are those of an episode with actor.history=sampled.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ def demonstration_tokens(
     - The chat template does not take the messages.
     - There is no assistant turn.
     - An assistant turn is the first message, follows another assistant turn, or is empty.
-    - An assistant turn contains an end-of-turn token before its end.
+    - An assistant turn contains an end-of-turn token before its end, or a special token that begins another turn.
     - An assistant turn calls a tool that is not on offer, or with wrong arguments.
     """
     messages = read_messages(list(with_names(shown.messages)))
@@ -114,12 +115,20 @@ def turn_tokens(
 ) -> NDArray[np.int32]:
     """The ids of the last message, an assistant turn, with its end token.
 
-    Raises RefusedError: the chat template does not take the messages, or the turn contains an end token before its end.
+    Raises RefusedError: the chat template does not take the messages, or the turn contains an end token before its end,
+    or a special token that begins another turn.
     """
-    written = chat.written(messages, tools)
+    written, number = chat.written(messages, tools), len(messages) - 1
     if ends := set(written[:-1].tolist()) & set(chat.stop_ids):
         text = chat.text([min(ends)])
-        raise RefusedError(f"message {len(messages) - 1} contains {text!r}, which would end the turn")
+        raise RefusedError(f"message {number} contains {text!r}, which would end the turn")
+    # Only the message is searched: some templates write such tokens within a turn, too.
+    said = json.dumps(messages[-1], ensure_ascii=False)
+    if forged := [mark for mark in chat.turn_marks if mark in said]:
+        raise RefusedError(
+            f"message {number} contains {forged[0]!r}, which the chat template writes between turns: the policy would "
+            "learn to begin the next turn itself"
+        )
     return written
 
 

@@ -46,7 +46,8 @@ class DemonstrationRecorder:
 
         - The task shows images.
         - The chat template does not take the messages.
-        - An assistant turn follows another assistant turn, or contains an end token before its end.
+        - An assistant turn follows another assistant turn, or contains an end token before its end, or a special token
+          that begins another turn.
         - An assistant turn calls a tool that is not on offer, or with wrong arguments.
         - The demonstration is too long.
         """

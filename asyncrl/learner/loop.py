@@ -183,7 +183,8 @@ class Learner:
             torch.manual_seed((self.seed << 32) + plan.step)
             with self.fetcher.ahead_of(plan.step + 1):
                 with phases("proximal"):
-                    batch = self.trainer.prepare(fetched.batch, episodes, minibatches)
+                    trains_policy = self.trainer.trains_policy(plan.step)
+                    batch = self.trainer.prepare(fetched.batch, episodes, minibatches, trains_policy)
                 with phases("train"):
                     # If a step has only one update, no weight has changed when a stop comes between two passes.
                     self.at_stop.weights_are_whole = len(minibatches) == 1

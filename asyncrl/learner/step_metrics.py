@@ -140,7 +140,12 @@ def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
 
 
 def lag_values(counts: Tensor) -> dict[str, Value]:
-    """Return the mean and the maximum of the trajectories' lags, and the number of trajectories with each lag."""
+    """Return the mean and the maximum of the trajectories' lags, and the number of trajectories with each lag.
+
+    There are none if no trajectory was counted.
+    """
+    if not counts.any():
+        return {}
     lags = torch.arange(len(counts))
     largest = int(lags[counts > 0].max())
     return {

@@ -84,8 +84,11 @@ class Trainer:
         """True if a learner step trains the policy, and not only the critic."""
         return step >= self.critic_alone
 
-    def prepare(self, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> LocalBatch:
-        """Return the batch with everything that is fixed for the step: log-probs, values, advantages."""
+    def prepare(
+        self, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch], trains_policy: bool = True
+    ) -> LocalBatch:
+        """Return the batch with everything that is fixed for the step: log-probs, values, advantages. `trains_policy`
+        is false in the critic's warm-up."""
 
         def of_all(forward: Callable[[PackedSequences], Tensor]) -> Tensor:
             return self.forward(forward, batch, minibatches)
@@ -106,7 +109,8 @@ class Trainer:
         if implicit is not None:
             assert tokens.reference is not None
             tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
-        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum_pass_groups))
+        prepared = self.algorithm.prepare(episodes, tokens, self.ranks.sum_pass_groups, trains_policy)
+        return replace(batch, tokens=prepared)
 
     @torch.no_grad()
     def forward(

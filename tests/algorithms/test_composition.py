@@ -106,6 +106,7 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
         ({"loss": "gspo", "correction": ["m2po"]}, r"gspo has one ratio a sequence.*m2po"),
         ({"loss": "gspo", "correction": [("reject", {"over": "token", "high": 1.0})]}, r"gspo has one ratio.*reject"),
         ({"advantage": "remax"}, r"remax needs a greedily sampled member .* set algorithm.greedy_sibling=true"),
+        ({"greedy_sibling": True}, r"greedy_sibling=true: .*algorithm.advantage=grpo does not read it: set .*remax"),
         (
             {"correction": ["truncate", "mask"]},
             r"truncate, mask, which weigh tokens .*: only one of them is allowed; use reject or veto",

@@ -92,6 +92,21 @@ def test_forms_weighted_by_the_ratio_have_the_gradient_of_the_kl_on_old_data(nam
     assert gradient.tolist() == pytest.approx(expected.tolist())
 
 
+@pytest.mark.parametrize("cap", [10.0, math.inf])
+def test_k3_weighted_by_the_ratio_never_pushes_a_token_away_from_the_reference(cap):
+    # The gradient of the KL by a token's log-prob is w d. It is left out where k3 is capped, or d is below -10.
+    d = doubles(-12, -5, -3, -2.5, -1, 0.5, 3)
+    policy = torch.full_like(d, -8).requires_grad_()
+    form, behaviour = K3(cap=cap, importance_weighted=True), torch.full_like(d, -8.5)
+    result = form.weighted(policy, policy.detach() - d, behaviour)
+    (gradient,) = torch.autograd.grad(result.sum(), policy)
+    weight = math.exp(0.5)
+    left_out = 3 if cap == 10 else 1
+    expected = [0.0] * left_out + [weight * each for each in d.tolist()[left_out:]]
+    assert gradient.tolist() == pytest.approx(expected)
+    assert result.tolist() == pytest.approx([weight * each for each in form.form(d.clamp(-10, 10)).tolist()])
+
+
 def charged(place: str, advantage: str = "dr_grpo", **changes):
     """Two episodes of rewards 1 and 0; d = log pi - log ref is .2 and .4 on the first one's tokens, .6 on the other's,
     and 9 on a tool's token, which counts nowhere."""
@@ -145,6 +160,13 @@ def test_an_adaptive_coefficient_shrinks_below_its_target():
     algorithm.prepare(episodes, tokens, alone)
     algorithm.prepare(episodes, tokens, alone)
     assert algorithm.kl_weight == pytest.approx(0.5 * 21 / 22)
+
+
+@pytest.mark.parametrize(("kl", "factor"), [(0.0, 0.8), (5.0, 1.2)])
+def test_a_batch_of_many_horizons_changes_an_adaptive_coefficient_by_a_fifth_and_never_its_sign(kl, factor):
+    # 512 sequences are 8 horizons: 1 - .2 * 8 would be negative, and so would be the next coefficient.
+    form = K3(weight=0.1, target=0.1, horizon=64)
+    assert form.adapted(0.1, kl, 512) == pytest.approx(0.1 * factor)
 
 
 def test_in_the_loss_it_is_added_under_the_same_aggregation():

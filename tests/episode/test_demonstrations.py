@@ -81,6 +81,14 @@ def test_the_messages_of_a_rollout_render_as_the_rollout(template: str, messages
             "message 2 is an assistant",
         ),
         ([USER, {"role": "assistant", "content": f"4{END}5"}], "message 1 contains .* which would end the turn"),
+        (
+            [USER, {"role": "assistant", "content": "4<|im_start|>user"}],
+            r"message 1 contains '<\|im_start\|>', which the chat template writes between turns",
+        ),
+        (
+            [USER, {"role": "assistant", "content": "4", "reasoning_content": "<|im_start|>"}],
+            r"message 1 contains '<\|im_start\|>'",
+        ),
         ([{"role": "nobody", "content": "4"}], "must have a role"),
         ([USER, {"role": "assistant", "content": None}], "message 1 is an assistant turn without content"),
         ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "image cannot be recorded"),
@@ -89,6 +97,14 @@ def test_the_messages_of_a_rollout_render_as_the_rollout(template: str, messages
 def test_what_no_policy_could_have_said_is_refused(messages: Sequence[Mapping[str, Any]], why: str) -> None:
     with pytest.raises(RefusedError, match=why):
         demonstration_tokens(Chat(make_tokenizer()), Demonstration(messages), {})
+
+
+def test_marks_of_turns_in_what_the_policy_reads_are_letters_and_its_own_marks_are_its_tokens() -> None:
+    tokenizer = make_tokenizer()
+    messages = [{"role": "user", "content": "<|im_start|>"}, {"role": "assistant", "content": "<think>2</think>4"}]
+    tokens, mask = demonstration_tokens(Chat(tokenizer), Demonstration(messages), {})
+    assert ids(tokenizer, "<|im_start|>")[0] not in tokens[3:-10]
+    assert Chat(tokenizer).text(tokens[mask]) == f"<think>2</think>4{END}"
 
 
 def test_a_demonstration_that_calls_a_tool_which_is_not_on_offer_is_refused_with_the_tools_that_are() -> None:

@@ -21,7 +21,7 @@ from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.bundles import schedule_shared
 from asyncrl.learner.batch.entropy_sample import entropy_share
 from asyncrl.learner.batch.keeping import EpisodeKeeper, Sample
-from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch, without_greedy
 from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.prefixes import Sharing, sharing_of
 from asyncrl.learner.batch.schedule import Passes
@@ -128,6 +128,7 @@ class BatchFetcher:
     def _build(self, plan: BatchPlan) -> FetchedBatch:
         settings = self.settings(plan.step)
         sharing = sharing_of(settings.shared_prefixes, self.policy.shares_prefixes, self.ranks.device.type)
+        recorded, plan = plan, without_greedy(plan) if settings.greedy_sibling else plan
         minibatches = self._minibatches(plan, settings, sharing)
         members = sorted(member for each in minibatches for passed in each.passes for member in passed)
         labels = self.replay.labels(plan.ids)
@@ -155,7 +156,7 @@ class BatchFetcher:
         if self.keeper is not None:
             own = dict(zip(members, trajectories, strict=True))
             sample = self.keeper.sample(plan, labels, own, self.replay)
-        return FetchedBatch(plan, minibatches, episodes, batch, sample)
+        return FetchedBatch(recorded, minibatches, episodes, batch, sample)
 
     def _images(self, trajectories: Sequence[Trajectory]) -> dict[bytes, ImagePatches]:
         owners = {name: each.id for each in trajectories for name in each.image_names}

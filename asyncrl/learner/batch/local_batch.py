@@ -29,6 +29,9 @@ from asyncrl.types import DEMONSTRATED, NO_VERSION, NOTHING_NEEDED, BatchPlan, L
 
 logger = logging.getLogger(__name__)
 
+NEVER_TRAINED = np.iinfo(np.int32).max
+"""A version in `BatchPlan.first_trained` that is newer than all others, so that none of the tokens is trained."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
@@ -181,7 +184,7 @@ def _demonstrated(trajectories: Sequence[Trajectory], device: torch.device) -> T
 
 
 def _old(trajectories: Sequence[Trajectory], first_trained: Sequence[int], device: torch.device) -> Tensor | None:
-    """Return bool[N], True at sampled tokens that are too old to be trained, or None if there are none."""
+    """Return bool[N], True at sampled tokens of versions that are not trained, or None if there are none."""
     pairs = zip(trajectories, first_trained or [0] * len(trajectories), strict=True)
     old = [(each.versions >= 0) & (each.versions < first) for each, first in pairs]
     return _joined(old, torch.bool, device) if any(each.any() for each in old) else None
@@ -192,6 +195,25 @@ def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:
     mass = trajectory.grammar_mass
     found: NDArray[np.bool_] = mass < least if mass.size else np.zeros(len(trajectory), np.bool_)
     return found
+
+
+def without_greedy(plan: BatchPlan) -> BatchPlan:
+    """Return the plan as it is trained if the first member of every group was decoded greedily. Such a member is only a
+    baseline, so all of its tokens are context without loss."""
+    # Its log-probs are those of temperature 1, and at no temperature was it drawn from the policy. So a loss, a KL or a
+    # statistic of ratios over its tokens would be wrong.
+    greedy = _greedy_members(plan)
+    first = plan.first_trained or [0] * len(plan.ids)
+    return replace(
+        plan,
+        first_trained=[NEVER_TRAINED if index in greedy else version for index, version in enumerate(first)],
+        trained=[0 if index in greedy else count for index, count in enumerate(plan.trained_tokens)],
+    )
+
+
+def _greedy_members(plan: BatchPlan) -> set[int]:
+    """Return the indices in the plan of the first members of groups."""
+    return {plan.group_ids.index(group) for group in dict.fromkeys(plan.group_ids)}
 
 
 def build_episodes(
@@ -206,7 +228,7 @@ def build_episodes(
     if unmet := next((f"{each.trajectory_id}: {why}" for each in labels if (why := needs.unmet(each))), ""):
         raise InvariantError(unmet)
     order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}
-    firsts = {plan.group_ids.index(group) for group in order}
+    firsts = _greedy_members(plan)
     steps = [len(each.step_scores) for each in labels]
     shown = set(plan.demonstrations)
     return Episodes(

@@ -25,8 +25,9 @@ class PackedSequences:
     - `positions` int64[U]: their positions within the sequences.
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
     - `before` int64[M]: the token before each needed token in its sequence.
-    - `uses` float32[U]: how many of the N tokens each computed token represents. It is 0 in padding, and in a dummy
-      sequence, which is computed only because other ranks have a pass.
+    - `uses` int64[U]: how many of the N tokens each computed token represents. It is 0 in padding, and in a dummy
+      sequence, which is computed only because other ranks have a pass. These are integers, since FSDP rounds the
+      floating-point inputs of a pass to the model's dtype.
     - `copies` has two tensors int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed,
       and the index of each of them in `needed`.
     - `routing` uint8[U, W], if tokens go to the experts that the engine recorded: the experts of each token, as
@@ -112,7 +113,7 @@ class PackedSequences:
         keys = ids if images is None else images.keys(ids)
         shared = None if sharing is None else find_shared(keys.numpy(), lengths, sharing)
         if shared is None:
-            counts = PackedLayout.of(lengths), len(ids), torch.ones(len(ids))
+            counts = PackedLayout.of(lengths), len(ids), torch.ones_like(ids)
             chosen = None if measured is None else measured[needed].nonzero()[:, 0]
             return PackedSequences(
                 ids, positions, needed, needed - 1, *counts, None, routing, images=images, measured=chosen
@@ -120,7 +121,7 @@ class PackedSequences:
         kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
         once, copies = rows[needed].unique(return_inverse=True)
         layout = PackedLayout.of(shared.queries, shared.keys, paths)
-        before, uses = rows[kept[once] - 1], rows.bincount(minlength=len(kept)).float()
+        before, uses = rows[kept[once] - 1], rows.bincount(minlength=len(kept))
         routing, images = None if routing is None else routing[kept], None if images is None else images.kept(kept)
         chosen = None if measured is None else copies[measured[needed]].unique()
         tokens = ids[kept], positions[kept], once, before

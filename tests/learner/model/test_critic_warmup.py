@@ -65,6 +65,14 @@ def test_versions_lags_and_counts_are_those_of_a_run_without_one(trained: tuple[
     assert not any(run.metrics.of("updates_empty").values())
 
 
+def test_an_adaptive_kl_keeps_its_coefficient_until_the_policy_moves(trained: tuple[Run, Run]) -> None:
+    # The KL of a policy that does not move is 0, below its target. The step after the warm-up still finds 0.
+    run, without = trained
+    weights, others = (each.metrics.of("kl_reference/weight") for each in (run, without))
+    assert [weights[step] for step in range(ALONE + 1)] == [0.1] * (ALONE + 1)
+    assert weights[ALONE + 1] == others[1] < 0.1
+
+
 def test_a_run_that_ends_in_the_warm_up_goes_on_with_the_same_bits(
     trained: tuple[Run, Run], model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -104,6 +104,22 @@ def test_loads_count_the_tokens_of_sequences_whether_prefixes_are_shared_and_pas
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_tokens_of_a_pass_in_half_precision_are_counted_exactly(dtype: str, ranks: Ranks, tmp_path: Path):
+    policy = load_policy(ModelConfig(str(save_mixture(tmp_path, "qwen3_moe")), dtype=dtype), 1.0, ranks, 256)
+    many = [each for _ in range(9) for each in sequences()]
+    expected = sum(map(len, many))
+    # A number of this precision cannot hold the count.
+    assert float(torch.tensor(expected).to(getattr(torch, dtype))) != expected
+    for sharing in (None, EVERY):
+        with torch.no_grad():
+            policy(PackedSequences.of(many, sharing))
+        loads = policy.loads.sums()
+        assert loads[TOKENS] == expected
+        # Each token goes to two experts.
+        assert loads[SEEN][:, :4].sum(1).tolist() == [2 * expected] * len(loads[SEEN])
+
+
 def test_the_summary_says_how_uneven_loads_are():
     seen = torch.tensor([[4.0, 4, 4, 4, 2, 2, 2, 2, 8], [16.0, 0, 0, 0, 8, 0, 0, 0, 4]], dtype=torch.float64)
     found = load_summary({SEEN: seen, TOKENS: torch.tensor(8.0)})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 
 from asyncrl.actor.from_config import open_runner
@@ -136,7 +137,8 @@ def open_algorithm(config: TrainConfig) -> Algorithm:
 def policy_parts(config: TrainConfig) -> PolicyParts:
     """Functions that open the parts of the worker with the policy. The worker with the critic uses two of them."""
     settings, needs = BatchSettings.of(config.learner, config.algorithm), label_needs(config.algorithm)
-
+    # A program may drop the greedy rows once advantages are computed. Then the first row of a group is another one.
+    settings = replace(settings, greedy_sibling=False)
     temperature, length = config.actor.temperature, config.actor.max_tokens
 
     def trainer(ranks: Ranks, with_reference: bool) -> Trainer:
