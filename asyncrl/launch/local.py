@@ -43,6 +43,7 @@ from asyncrl.launch.preflight.task_files import read_files
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.scaling import Scaler
+from asyncrl.launch.start_warnings import StartWarnings
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
@@ -91,14 +92,20 @@ def train(
     try:
         if config.learner.node:
             return _train_on_other_host(config)
-        return _train(config, stop or process.stop_on_signals(), how_to_resume)
+        with StartWarnings() as warned:
+            return _train(config, stop or process.stop_on_signals(), how_to_resume, warned)
     except StoppedError as error:
         log.info("%s", error)
         return False
 
 
-def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
-    """Do the work of `train` on the first host. Raises StoppedError: the run was stopped before it started roles."""
+def _train(
+    config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None, warned: StartWarnings
+) -> bool:
+    """Do the work of `train` on the first host. `warned` collects the warnings until the roles start.
+
+    Raises StoppedError: the run was stopped before it started roles.
+    """
     run_dir = locations.run_dir(config.run)
     refuse_fine_tuning(run_dir)
     if is_finished(config.learner, values_of(config), run_dir):
@@ -120,6 +127,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         placement = _placed(config, run_dir, launcher, stop, asked)
         if placement is None:
             return True
+        warned.record(run_dir)
         log.info("to watch it in a browser: %s dashboard %s", runnable(), shlex.quote(str(run_dir)))
         places = placement_table(placement, config.cluster.hosts, terminal_width(sys.stderr))
         log.info("where everything runs:\n%s", places)

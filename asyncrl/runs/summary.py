@@ -87,7 +87,8 @@ class RunSummary:
     - `errors` are the errors in the logs of roles, each with its role and its count.
     - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
     - `shares` are the truncated share of the newest episodes, and the malformed share of the newest tool calls.
-    - `warnings` say what is wrong with the run, and `remarks` what else is worth knowing.
+    - `warnings` say what is wrong with the run, also those of its newest start. `remarks` say what else is worth
+      knowing.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has
       the shares of the steps' time in which the learner was idle or waited for labels. Of the actors' time it has the
       share in which their engines were idle.
@@ -265,7 +266,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         errors=_errors(run),
         elapsed_s=round(elapsed_s(run), 1),
         shares=recent_shares(evidence.actors),
-        warnings=[*health.warnings, *warnings],
+        warnings=[*health.warnings, *warnings, *(f"at the start: {text}" for text in run.start_warnings())],
         remarks=remarks,
         speed=_speed(run, steps, waited_s["labels"]) if steps.trained else {},
         files=files_of(run, result in COMPLETE),
