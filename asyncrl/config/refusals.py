@@ -40,10 +40,15 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = (), combinations:
             if key in bad:
                 setattr(section, option.name, option.default)
     for conflict in conflicts(config) if combinations else ():
-        keys, _, fix = conflict.partition(": ")
-        if bad.isdisjoint(keys.split()):
-            lines.append(f"{' with '.join(shown(key, attrgetter(key)(config)) for key in keys.split())}: {fix}")
+        if bad.isdisjoint(conflict.partition(": ")[0].split()):
+            lines.append(refusal_of(conflict, config))
     return lines
+
+
+def refusal_of(conflict: str, config: TrainConfig) -> str:
+    """The line for a combination that cannot work, with the values of its keys. `conflict` is `KEY [KEY ...]: FIX`."""
+    keys, _, fix = conflict.partition(": ")
+    return f"{' with '.join(shown(key, attrgetter(key)(config)) for key in keys.split())}: {fix}"
 
 
 def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict[str, str]:
