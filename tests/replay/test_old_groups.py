@@ -284,6 +284,32 @@ def test_no_group_becomes_too_old_and_the_learner_always_gets_its_next_batch(
 
 
 @pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(1, 3))
+def test_a_step_trains_groups_for_which_it_has_waited_so_that_also_the_last_step_gains_by_it(
+    seed: int, max_lag: int
+) -> None:
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        core = waiting(Path(folder), max_lag)
+        running: list[Ticket] = []
+        for step in range(6):
+            unfinished: set[str] = set()
+            while (plan := core.plan(step)) is None:
+                if core.status()["old_groups"] and not unfinished:
+                    unfinished = {each.group_id for each in running}
+                running += core.tickets(100, holding=[each.id for each in running])
+                # Most often a young episode ends, so that the oldest ones become stragglers.
+                last = len(running) - 1
+                ended = running.pop(max(dice.randint(0, last), dice.randint(0, last), dice.randint(0, last)))
+                core.deliver([ended], version=ended.min_version)
+                core.label_all()
+            assert not unfinished or unfinished & set(plan.group_ids)
+            core.publish(step + 1)
+        core.store.close()
+
+
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 3))
 def test_a_hung_actor_delays_each_step_by_at_most_the_limit(seed: int, max_lag: int) -> None:
