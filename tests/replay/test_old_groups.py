@@ -100,6 +100,31 @@ def test_after_its_limit_the_step_is_planned_and_the_same_groups_are_not_waited_
     assert core.status()["wait_limits_reached"] == 1
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_groups_that_were_given_up_are_not_waited_for_at_a_later_step_of_the_same_version(
+    tmp_path: Path, restarts: bool
+) -> None:
+    core = waiting(tmp_path, wait_s=60.0, admission=Admission(1, 2 * BATCH), publish_every=2)
+    tickets = core.tickets(16)
+    hung, holding = tickets[:6], [each.id for each in tickets[:6]]
+    play(core, tickets[6:])
+    assert core.plan(0) is not None
+    assert core.plan(1) is not None
+    core.publish(1)
+    play(core, core.tickets(8, holding=holding))
+    assert core.plan(2) is None, "steps 2 and 3 have no room for the 3 groups that still run, and for others"
+    core.now += 60.0
+    assert core.plan(2) is not None
+    if restarts:
+        core.restart()
+    core.tickets(0, holding=holding)
+    assert core.plan(3) is not None
+    assert core.status()["wait_limits_reached"] == 1
+    core.deliver(hung)
+    core.label_all()
+    assert core.status()["evicted"] == 0, "they may still be trained if they end in time"
+
+
 def test_a_batch_that_is_fetched_ahead_waits_without_using_up_the_limit(tmp_path: Path) -> None:
     core = waiting(tmp_path, wait_s=60.0)
     step_with_a_straggler(core)
