@@ -40,6 +40,7 @@ from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.preflight.task_files import read_files
+from asyncrl.launch.preflight.weights import check_weights
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.scaling import Scaler
@@ -122,6 +123,7 @@ def _train(
         if config.cluster.launcher == "local":
             stack.enter_context(RunAddresses.of(config).usual_ports())
         preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked, read=read)
+        check_weights(config.replay.shards, tasks())
         count_steps(config.learner, config.replay.shards, tasks())
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = _placed(config, run_dir, launcher, stop, asked)
