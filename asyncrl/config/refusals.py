@@ -39,9 +39,8 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = (), combinations:
                 bad.add(key)
             if key in bad:
                 setattr(section, option.name, option.default)
-    for conflict in conflicts(config) if combinations else ():
-        if bad.isdisjoint(conflict.partition(": ")[0].split()):
-            lines.append(refusal_of(conflict, config))
+    found = conflicts(config) if combinations else ()
+    lines += (refusal_of(each, config) for each in found if bad.isdisjoint(each.partition(": ")[0].split()))
     return lines
 
 

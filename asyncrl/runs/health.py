@@ -46,8 +46,8 @@ LARGEST_KL = {
     "update/k3": (0.2, "a single step changes the policy too much: lower learner.lr"),
     "mismatch/k3": (
         0.2,
-        "the engine samples from another policy than the learner trains. Usual are less than 0.01 if both have the same "
-        "weights. Check that they do (docs/weights.md), and that model, chat template and precision are the same "
+        "the engine samples from another policy than the learner trains. Usual are less than 0.01 if both have the "
+        "same weights. Check that they do (docs/weights.md), and that model, chat template and precision are the same "
         "(model.dtype, engine.dtype, the arguments of servers). If the value was small at first, data of older "
         "versions is too far off: lower learner.lr or replay.max_lag",
     ),
@@ -344,13 +344,13 @@ def runaway_kl(seen: Evidence) -> Finding | None:
 
 
 def _far_mismatch(seen: Evidence) -> Finding | None:
-    """In one of the newest steps, engine and learner disagreed too far for any healthy run."""
+    """Engine and learner disagreed in one of the newest steps, too far for any healthy run."""
     name = "mismatch/k3"
-    values = {row["step"]: found[0] for row in seen.newest[-LONG_WINDOW:] if (found := values_of([row], name))}
-    step = max(values, key=values.__getitem__, default=None)
-    if step is None or values[step] <= FAR_MISMATCH:
+    known = {row["step"]: values[0] for row in seen.newest[-LONG_WINDOW:] if (values := values_of([row], name))}
+    step = max(known, key=known.__getitem__, default=None)
+    if step is None or known[step] <= FAR_MISMATCH:
         return None
-    found = f"{KL_NAMES[name]} was {values[step]:.2g} nats a token in step {step}, far more than usual"
+    found = f"{KL_NAMES[name]} was {known[step]:.2g} nats a token in step {step}, far more than usual"
     return Finding("kl", f"{found}: {LARGEST_KL[name][1]}")
 
 

@@ -76,8 +76,9 @@ class RunSummary:
     - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
     - `decided` has the number, mean length, turns and reward of the decided episodes by their end
       (`asyncrl.replay.selection`).
-    - `old_groups` has the sampled tokens that were masked as too old, their share of the accepted tokens, the seconds
-      that the learner waited for old groups, and the number of steps before which this wait reached its limit.
+    - `old_groups` has the number of sampled tokens that were masked as too old (`tokens_masked`) and their share of the
+      accepted tokens (`masked`). The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
+      waits reached their limit.
     - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
     - `dead_letters` counts the dead letters that are kept, by their kind. Those of scorings and of skipped plans are
       the trajectories that were given up.

@@ -170,13 +170,13 @@ def test_the_views_of_a_step_and_of_an_episode_name_the_masked_tokens(tmp_path: 
     core.store.close()
     with closing(StoredRun(tmp_path)) as stored:
         step, rows = step_row(stored, plan), list_episodes(stored, step=2, sort="reward")
-        episode = readable(stored.record(old[0].id), str)
+        episode = printed(readable(stored.record(old[0].id), str))
     assert step.masked == 4
     assert {row.id: row.masked for row in rows} == {old[0].id: 2, old[1].id: 2, old[2].id: 0, old[3].id: 0}
     shown = printed(step_view(step, {"best": [(row, None) for row in rows]}))
     assert "of which 8 sampled; 4 of these are masked, since they are too old" in shown
     assert shown.count("masked 2") == 2
-    assert "of which 3 sampled, by version 0 or newer; 2 of these are masked, since they are too old" in printed(episode)
+    assert "of which 3 sampled, by version 0 or newer; 2 of these are masked, since they are too old" in episode
 
 
 def printed(view: RenderableType) -> str:

@@ -6,7 +6,6 @@ from torch import Tensor
 from asyncrl.algorithms.corrections.base import Ages, Correction
 from asyncrl.algorithms.parts import param
 
-
 ROUNDING = 1e-9
 """Differences of advantages below this relative size count as 0. Rounding would otherwise decide about a token whose
 distance is exactly the limit, or drop equal advantages."""

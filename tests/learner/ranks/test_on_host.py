@@ -39,7 +39,8 @@ def test_tensors_come_back_from_their_joined_bytes_with_the_same_bits() -> None:
 def test_copies_on_the_host_are_no_views_of_what_was_given() -> None:
     found = on_host(SUMS)
     assert_same_bits(found)
-    assert not {each.data_ptr() for each in found.values() if each.numel()} & {each.data_ptr() for each in SUMS.values()}
+    given = {each.data_ptr() for each in SUMS.values()}
+    assert not given & {each.data_ptr() for each in found.values() if each.numel()}
 
 
 def test_all_tensors_of_a_gpu_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
