@@ -5,6 +5,7 @@ Both come from a run, or from a YAML file that a user wrote or edited.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -15,10 +16,10 @@ from msgspec.structs import replace
 from asyncrl.config.checks.replay import old_groups_conflicts
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.refusals import refusal_of
-from asyncrl.config.schema import OldGroupsConfig, ReplayConfig, SamplerConfig, TrainConfig
+from asyncrl.config.schema import OldGroupsConfig, ReplayConfig, SamplerConfig
 from asyncrl.errors import ConfigError
 
-TREATMENTS = ("evict", "wait", "mask", "both")
+TREATMENT_NAMES = ("evict", "wait", "mask", "both")
 """The treatments of groups that become too old: they are thrown away, waited for, trained without their old tokens, or
 first waited for and then trained without their old tokens."""
 WAIT_S = 5.0
@@ -118,11 +119,11 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             old_groups=OldGroupsConfig(self.wait_s, self.masks_old),
         )
         for conflict in old_groups_conflicts(replay):
-            raise ValueError(refusal_of(conflict, TrainConfig(replay=replay)))
+            raise ValueError(refusal_of(conflict, lambda key: attrgetter(key.removeprefix("replay."))(replay)))
 
     @property
     def treatment(self) -> str:
-        """The name of the treatment of groups that become too old, one of TREATMENTS."""
+        """The name of the treatment of groups that become too old, one of TREATMENT_NAMES."""
         return {(0, 0): "evict", (1, 0): "wait", (0, 1): "mask", (1, 1): "both"}[bool(self.wait_s), self.masks_old]
 
     def treated(self, treatment: str, max_lag: int | None = None) -> Self:
