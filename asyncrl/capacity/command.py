@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.capacity.description import (
-    TREATMENTS,
+    TREATMENT_NAMES,
     WAIT_S,
     RunDescription,
     Sizes,
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (default: as in the run)")
     add(
         "--old-groups",
-        choices=TREATMENTS,
+        choices=TREATMENT_NAMES,
         nargs="+",
         metavar="HOW",
         help="treatments of groups that become too old (replay.old_groups): evict, wait, mask or both (default: as in "

@@ -10,7 +10,7 @@ import simpy
 from msgspec.structs import replace
 
 from asyncrl.capacity import command
-from asyncrl.capacity.description import TREATMENTS, Rates, RunDescription, Sizes, TypicalEpisode
+from asyncrl.capacity.description import TREATMENT_NAMES, Rates, RunDescription, Sizes, TypicalEpisode
 from asyncrl.capacity.engines import SimulatedEngines
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.config.refusals import refusals
@@ -82,7 +82,7 @@ def test_groups_that_are_too_old_are_thrown_away_and_never_trained(sampler: str)
 @pytest.mark.parametrize("max_lag", [1, 3])
 def test_old_groups_are_thrown_away_waited_for_or_masked(max_lag: int) -> None:
     given = rates(tasks=[[EPISODE] * 7, [EPISODE, LONG]], token_s=1e-5)
-    found = {how: forecast(given, **treated(how, max_lag)) for how in TREATMENTS}
+    found = {how: forecast(given, **treated(how, max_lag)) for how in TREATMENT_NAMES}
     assert found["wait"].discarded == 0
     assert "evicted" not in found["wait"].decided
     assert min(found["evict"].discarded, found["mask"].discarded) > 0
@@ -118,7 +118,7 @@ def test_a_treatment_that_a_start_refuses_is_refused_in_the_same_words(given: di
         sizes(**given)
 
 
-@pytest.mark.parametrize("how", TREATMENTS)
+@pytest.mark.parametrize("how", TREATMENT_NAMES)
 def test_a_treatment_of_old_groups_is_known_by_its_name(how: str) -> None:
     assert sizes().treated(how).treatment == how
     assert sizes(wait_s=60.0).treated("both").wait_s == 60.0
