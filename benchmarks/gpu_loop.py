@@ -40,7 +40,7 @@ from benchmarks.fleets import server_version
 from benchmarks.loop_figures import FIRST, figures
 from benchmarks.loop_report import compared, stops
 from benchmarks.loop_result import Result
-from benchmarks.loop_runs import EVICT, TREATMENTS, Case, Loop, check_python, say, server_gpus
+from benchmarks.loop_runs import EVICT, OLD_GROUPS_OPTIONS, Case, Loop, check_python, say, server_gpus
 from benchmarks.record import machine
 from benchmarks.shapes import SHAPES
 
@@ -220,7 +220,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--old-groups",
-        choices=list(TREATMENTS),
+        choices=list(OLD_GROUPS_OPTIONS),
         nargs="+",
         default=[EVICT],
         help="treatments of groups that become too old, each at every age bound above 0; default: %(default)s",

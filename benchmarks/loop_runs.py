@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from asyncrl.config.quoting import as_word
+from asyncrl.config.schema import OldGroupsConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.machine.child import ending_with_parent, last_lines
@@ -61,13 +62,19 @@ LARGE = {
 
 
 EVICT = "evict"
-TREATMENTS = {
-    EVICT: [],
-    "wait": ["replay.old_groups.wait_s=600"],
-    "mask": ["replay.old_groups.mask=true"],
-    "both": ["replay.old_groups.wait_s=5", "replay.old_groups.mask=true"],
+OLD_GROUPS_OPTIONS = {
+    EVICT: OldGroupsConfig(),
+    "wait": OldGroupsConfig(wait_s=600.0),
+    "mask": OldGroupsConfig(mask=True),
+    "both": OldGroupsConfig(wait_s=5.0, mask=True),
 }
-"""The settings of each treatment of groups that become too old."""
+"""The options of each treatment of groups that become too old, in runs and in simulations."""
+
+
+def words_of(options: OldGroupsConfig) -> list[str]:
+    """The words of a command line that set the options."""
+    waits = [f"replay.old_groups.wait_s={options.wait_s:g}"] if options.wait_s else []
+    return [*waits, *(["replay.old_groups.mask=true"] if options.mask else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +238,7 @@ class Loop:
             *(f"learner.micro_tokens={max(longest, scale.micro_tokens)}", "learner.export=false"),
             *("learner.checkpoint_every=1000000", "cluster.actors=1"),
             *("network.replay_port=0", "network.weights_port=0"),
-            *TREATMENTS[case.old_groups],
+            *words_of(OLD_GROUPS_OPTIONS[case.old_groups]),
             *self._player_settings(),
             *self._engine_settings(case),
         ]

@@ -10,23 +10,18 @@ treatments get the same episodes. With `both`, a step waits for a few seconds, a
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from msgspec.structs import replace
 
 from asyncrl.capacity.description import Rates, RunDescription, Sizes
 from asyncrl.capacity.simulation import simulate
-from benchmarks.loop_runs import LARGE
+from benchmarks.loop_runs import LARGE, OLD_GROUPS_OPTIONS
 from benchmarks.loop_workload import Workload
 from benchmarks.pace import LEARNERS, episodes
 from benchmarks.record import write_result
 
-TREATMENTS: dict[str, dict[str, Any]] = {
-    "evict": {},
-    "wait": {"wait_s": 600.0},
-    "mask": {"masks_old": True},
-    "both": {"wait_s": 5.0, "masks_old": True},
-}
 STEPS = {"heavy": (30, 50), "short": (12, 18)}
 """The steps that fill the run, and the measured steps, of each workload."""
 COLUMNS = ("workload", "max_lag", "treatment", "samples_per_s", "trained_tokens_per_s", "thrown_away", "mean_lag")
@@ -49,7 +44,9 @@ def run(workload: str, max_lag: int, treatment: str) -> dict[str, Any]:
         engines=2, concurrency=scale.at_once // 2, batch_size=scale.batch, group_size=scale.group, max_lag=max_lag
     )
     first, steps = STEPS[workload]
-    found = simulate(RunDescription(rates, replace(sizes, **TREATMENTS[treatment])), steps, first)
+    options = OLD_GROUPS_OPTIONS[treatment]
+    treated = replace(sizes, wait_s=options.wait_s, masks_old=options.mask)
+    found = simulate(RunDescription(rates, treated), steps, first)
     return {
         "workload": workload,
         "max_lag": max_lag,
@@ -70,14 +67,15 @@ def main() -> None:
     parser.add_argument("--lags", type=int, nargs="+", default=[1, 2, 4, 8], help="age bounds")
     parser.add_argument("--workloads", nargs="+", choices=list(STEPS), default=list(STEPS))
     asked = parser.parse_args()
+    treatments = {name: asdict(options) for name, options in OLD_GROUPS_OPTIONS.items()}
     for workload in asked.workloads:
         rows = []
         for max_lag in asked.lags:
-            for treatment in TREATMENTS:
+            for treatment in OLD_GROUPS_OPTIONS:
                 rows.append(run(workload, max_lag, treatment))
                 # The simulation takes minutes, so each row is shown when it is known.
                 print(*(rows[-1][name] for name in COLUMNS), rows[-1]["mean_length"], rows[-1]["chosen_by"], flush=True)
-        write_result(f"old_groups-{workload}", {"treatments": TREATMENTS, "steps": STEPS[workload], "rows": rows})
+        write_result(f"old_groups-{workload}", {"treatments": treatments, "steps": STEPS[workload], "rows": rows})
 
 
 if __name__ == "__main__":

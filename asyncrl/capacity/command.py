@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.capacity.description import (
-    TREATMENTS,
+    TREATMENT_NAMES,
     WAIT_S,
     RunDescription,
     Sizes,
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (default: as in the run)")
     add(
         "--old-groups",
-        choices=TREATMENTS,
+        choices=TREATMENT_NAMES,
         nargs="+",
         metavar="HOW",
         help="treatments of groups that become too old (replay.old_groups): evict, wait, mask or both (default: as in "
@@ -231,7 +231,7 @@ def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
 def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
     treatments = given.old_groups or [run.sizes.treatment]
     for max_lag, treatment in product(given.max_lag or [run.sizes.max_lag], treatments):
-        sizes = replace(_treated(run.sizes, treatment), max_lag=max_lag)
+        sizes = _treated(run.sizes, treatment, max_lag)
         gpus = given.gpus or sizes.gpus
         if given.learner_gpus:
             yield from (with_learner(sizes, gpus, learner) for learner in given.learner_gpus)
@@ -241,11 +241,11 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
             yield sizes
 
 
-def _treated(sizes: Sizes, treatment: str) -> Sizes:
+def _treated(sizes: Sizes, treatment: str, max_lag: int) -> Sizes:
     try:
-        return sizes.treated(treatment)
+        return sizes.treated(treatment, max_lag)
     except ValueError as error:
-        raise ConfigError(f"--old-groups {treatment}: {error}") from error
+        raise ConfigError(f"--old-groups {treatment} --max-lag {max_lag}: {error}") from error
 
 
 def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:

@@ -5,6 +5,7 @@ Both come from a run, or from a YAML file that a user wrote or edited.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -12,10 +13,13 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from asyncrl.config.checks.replay import old_groups_conflicts
 from asyncrl.config.keys import OPTIONS
+from asyncrl.config.refusals import refusal_of
+from asyncrl.config.schema import OldGroupsConfig, ReplayConfig, SamplerConfig
 from asyncrl.errors import ConfigError
 
-TREATMENTS = ("evict", "wait", "mask", "both")
+TREATMENT_NAMES = ("evict", "wait", "mask", "both")
 """The treatments of groups that become too old: they are thrown away, waited for, trained without their old tokens, or
 first waited for and then trained without their old tokens."""
 WAIT_S = 5.0
@@ -109,20 +113,25 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}")
         if self.sampler not in (known := OPTIONS["replay.sampler.kind"].choices):
             raise ValueError(f"sampler {self.sampler!r} must be one of {', '.join(known)}")
-        if self.wait_s and self.sampler != "oldest":
-            raise ValueError(f"wait_s {self.wait_s:g} needs the sampler oldest, not {self.sampler}")
-        if (self.wait_s or self.masks_old) and self.max_times_sampled > 1:
-            raise ValueError("with max_times_sampled above 1, wait_s must be 0, and masks_old false")
+        replay = ReplayConfig(
+            max_lag=self.max_lag,
+            sampler=SamplerConfig(self.sampler, max_times_sampled=self.max_times_sampled),
+            old_groups=OldGroupsConfig(self.wait_s, self.masks_old),
+        )
+        for conflict in old_groups_conflicts(replay):
+            raise ValueError(refusal_of(conflict, lambda key: attrgetter(key.removeprefix("replay."))(replay)))
 
     @property
     def treatment(self) -> str:
-        """The name of the treatment of groups that become too old, one of TREATMENTS."""
+        """The name of the treatment of groups that become too old, one of TREATMENT_NAMES."""
         return {(0, 0): "evict", (1, 0): "wait", (0, 1): "mask", (1, 1): "both"}[bool(self.wait_s), self.masks_old]
 
-    def treated(self, treatment: str) -> Self:
-        """The sizes with another treatment of groups that become too old. A wait that was 0 becomes WAIT_S."""
+    def treated(self, treatment: str, max_lag: int | None = None) -> Self:
+        """The sizes with another treatment of groups that become too old, and with another `max_lag` if it is given. A
+        wait that was 0 becomes WAIT_S. Raises ValueError: `asyncrl train` would refuse the combination."""
+        lag = self.max_lag if max_lag is None else max_lag
         waits, masks = treatment in ("wait", "both"), treatment in ("mask", "both")
-        return replace(self, wait_s=(self.wait_s or WAIT_S) if waits else 0.0, masks_old=masks)
+        return replace(self, max_lag=lag, wait_s=(self.wait_s or WAIT_S) if waits else 0.0, masks_old=masks)
 
     @property
     def gpus(self) -> int:

@@ -4,9 +4,10 @@ missing files."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.keys import near_path, sections
@@ -39,11 +40,20 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = (), combinations:
                 bad.add(key)
             if key in bad:
                 setattr(section, option.name, option.default)
-    for conflict in conflicts(config) if combinations else ():
-        keys, _, fix = conflict.partition(": ")
-        if bad.isdisjoint(keys.split()):
-            lines.append(f"{' with '.join(shown(key, attrgetter(key)(config)) for key in keys.split())}: {fix}")
+    found = conflicts(config) if combinations else ()
+    lines += (
+        refusal_of(each, lambda key: attrgetter(key)(config))
+        for each in found
+        if bad.isdisjoint(each.partition(": ")[0].split())
+    )
     return lines
+
+
+def refusal_of(conflict: str, value_of: Callable[[str], Any]) -> str:
+    """The line for a combination that cannot work, with the values of its keys, which `value_of` gives. `conflict` is
+    `KEY [KEY ...]: FIX`."""
+    keys, _, fix = conflict.partition(": ")
+    return f"{' with '.join(shown(key, value_of(key)) for key in keys.split())}: {fix}"
 
 
 def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict[str, str]:

@@ -18,13 +18,13 @@ from asyncrl.errors import RefusedError
 from asyncrl.observe.kept.episode import KeptRow
 
 NUMBERS = (
-    *("step", "member", "reward", "outcome", "sampled", "tokens", "turns", "branches"),
+    *("step", "member", "reward", "outcome", "sampled", "masked", "tokens", "turns", "branches"),
     *("tool_calls", "lag", "version"),
 )
 TEXTS = ("source", "finish")
 SETS = {"tool": "tools", "flag": "flags"}
 SORTABLE = (*NUMBERS, *TEXTS, "id", "group_id", "task_id")
-MEANS = ("reward", "outcome", "sampled", "tokens", "turns", "tool_calls", "member")
+MEANS = ("reward", "outcome", "sampled", "masked", "tokens", "turns", "tool_calls", "member")
 LARGEST = ("branches", "lag", "version", "step")
 NEWEST_FIRST = "-step"
 LARGEST_PAGE = 500

@@ -158,6 +158,13 @@ class TaskFile(Sequence[Task]):
         """Maps row numbers to tasks: the first task of each data source."""
         return self._first_of_each("data_source")
 
+    def rows_by_source(self) -> dict[str, list[int]]:
+        """Maps each data source to the numbers of its rows, ascending."""
+        found: dict[str, list[int]] = {}
+        for row, source in enumerate(self._fact("data_source").to_pylist()):
+            found.setdefault(source, []).append(row)
+        return found
+
     def by_environment(self) -> dict[int, Task]:
         """Maps row numbers to tasks: the first task of each environment, and the first task without an environment.
         Empty if no task names an environment.

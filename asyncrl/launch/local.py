@@ -40,9 +40,11 @@ from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.preflight.task_files import read_files
+from asyncrl.launch.preflight.weights import check_weights
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.scaling import Scaler
+from asyncrl.launch.start_warnings import StartWarnings
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
@@ -91,14 +93,20 @@ def train(
     try:
         if config.learner.node:
             return _train_on_other_host(config)
-        return _train(config, stop or process.stop_on_signals(), how_to_resume)
+        with StartWarnings() as warned:
+            return _train(config, stop or process.stop_on_signals(), how_to_resume, warned)
     except StoppedError as error:
         log.info("%s", error)
         return False
 
 
-def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
-    """Do the work of `train` on the first host. Raises StoppedError: the run was stopped before it started roles."""
+def _train(
+    config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None, warned: StartWarnings
+) -> bool:
+    """Do the work of `train` on the first host. `warned` collects the warnings until the roles start.
+
+    Raises StoppedError: the run was stopped before it started roles.
+    """
     run_dir = locations.run_dir(config.run)
     refuse_fine_tuning(run_dir)
     if is_finished(config.learner, values_of(config), run_dir):
@@ -115,11 +123,13 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         if config.cluster.launcher == "local":
             stack.enter_context(RunAddresses.of(config).usual_ports())
         preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked, read=read)
+        check_weights(config.replay.shards, tasks())
         count_steps(config.learner, config.replay.shards, tasks())
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = _placed(config, run_dir, launcher, stop, asked)
         if placement is None:
             return True
+        warned.record(run_dir)
         log.info("to watch it in a browser: %s dashboard %s", runnable(), shlex.quote(str(run_dir)))
         places = placement_table(placement, config.cluster.hosts, terminal_width(sys.stderr))
         log.info("where everything runs:\n%s", places)

@@ -26,6 +26,9 @@ The first point needs `min_version` of tickets: an episode starts only once its 
 newest when its ticket was given out. The wait ends at the latest when all groups are complete, since nothing is
 unfinished then. Groups that filters refuse make the numbers smaller.
 
+A step trains groups for which it has waited: by the claim they fit into its batch, which takes the oldest groups first.
+So the wait is of use at the last step of a run, too, although later(u) then counts batches that never come.
+
 Some groups still become too old: surplus groups of `replay.oversample`, groups that are given up after a time limit,
 and groups that outlive a change to a smaller max_lag. An actor may also deliver an episode although the replay has
 given its ticket to another actor.
@@ -42,7 +45,8 @@ from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.transaction import Transaction
 from asyncrl.text import duration
 
-NONE_GIVEN_UP = -1
+FIRST_WAITED_FOR = "first_waited_for"
+"""The counter that has the oldest version whose groups are waited for. Older groups were given up after a limit."""
 LIMITS_REACHED = "wait_limits_reached"
 """The counter of steps that were planned only because the wait had reached its limit."""
 
@@ -65,7 +69,7 @@ class OldGroups:
     """The waits of one shard. `clock` gives monotonic seconds.
 
     After `ReplaySettings.wait_s` seconds of one step's wait, the step is planned, and its groups are never waited for
-    again. A restart of the replay begins the present wait again.
+    again, also after a restart. A restart of the replay begins the present wait again.
     """
 
     def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
@@ -73,7 +77,6 @@ class OldGroups:
         self._clock = clock
         self._wanted = settings.batch_size // settings.group_size
         self._since: tuple[int, float] | None = None
-        self._given_up = NONE_GIVEN_UP
 
     def wait(self, tx: Transaction, step: int, ready: Sequence[ReadyGroup]) -> OldWait | None:
         """The groups for which `step` must wait. `None` if it may be planned now. `ready` are the complete groups that
@@ -89,7 +92,7 @@ class OldGroups:
         if not rough:
             return None
         old = (each for name, group in unfinished if group.begun <= rough[-1] for each in self._oldest(tx, name, group))
-        first = max(self._settings.oldest_allowed(self._settings.version_at(step)), self._given_up + 1)
+        first = max(self._settings.oldest_allowed(self._settings.version_at(step)), tx.counter(FIRST_WAITED_FOR))
         begun = sorted(version for version in old if version >= first)
         exceeding = self._exceeding(step, begun, complete)
         if not exceeding:
@@ -139,11 +142,8 @@ class OldGroups:
         if now - self._since[1] < self._settings.wait_s:
             return True
         tx.add(LIMITS_REACHED)
-        tx.afterwards(self._give_up, wait.newest)
+        tx.set(FIRST_WAITED_FOR, max(tx.counter(FIRST_WAITED_FOR), wait.newest + 1))
         return False
-
-    def _give_up(self, newest: int) -> None:
-        self._given_up = max(self._given_up, newest)
 
     def has_waited(self, step: int) -> bool:
         """True if the learner waited for old groups before `step`."""

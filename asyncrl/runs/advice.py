@@ -164,18 +164,30 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
         return
     lag, replay = settings.replay.max_lag, settings.replay
     thrown = f"{seen.evicted:.0%} of the episodes were thrown away as too old"
-    larger = f"raise replay.max_lag from {lag} to {lag + 1}"
+    larger, kept = f"raise replay.max_lag from {lag} to {lag + 1}", _ways_to_keep(replay)
     if replay.oversample > 1:
         yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"
     elif seen.learner_idle > STARVED:
         yield (
             f"{thrown}: {larger}; or lower actor.concurrency from {settings.concurrency}, if engines make as many "
-            "tokens a second with fewer requests at once"
+            f"tokens a second with fewer requests at once{kept}"
         )
     elif _could_pace(replay):
-        yield f"{thrown}, while the learner hardly waits: set replay.sampler.kind=oldest replay.spare_batches=0.5"
+        yield f"{thrown}, while the learner hardly waits: set replay.sampler.kind=oldest replay.spare_batches=0.5{kept}"
     else:
-        yield f"{thrown}: {larger}, or lower actor.concurrency from {settings.concurrency}"
+        yield f"{thrown}: {larger}, or lower actor.concurrency from {settings.concurrency}{kept}"
+
+
+def _ways_to_keep(replay: ReplayConfig) -> str:
+    """The options of replay.old_groups that would throw away fewer groups, as the end of a sentence. Empty if there are
+    none left."""
+    if not replay.max_lag or replay.sampler.max_times_sampled > 1:
+        return ""
+    old, is_oldest = replay.old_groups, replay.sampler.kind == "oldest"
+    left = {"mask=true": not old.mask, "wait_s": is_oldest and not old.wait_s}
+    ways = [f"replay.old_groups.{name}" for name, is_left in left.items() if is_left]
+    where = "(docs/replay.md#groups-that-become-too-old)"
+    return f"; or keep such groups with {' or '.join(ways)} {where}" if ways else ""
 
 
 def _could_pace(replay: ReplayConfig) -> bool:

@@ -48,10 +48,16 @@ LARGEST_KL = {
     "update/k3": (0.2, "a single step changes the policy too much: lower learner.lr"),
     "mismatch/k3": (
         0.2,
-        "the engine samples from another policy than the learner trains: see docs/weights.md",
+        "the engine samples from another policy than the learner trains. Usual are less than 0.01 if both have the "
+        "same weights. Check that they do (docs/weights.md), and that model, chat template and precision are the same "
+        "(model.dtype, engine.dtype, the arguments of servers). If the value was small at first, data of older "
+        "versions is too far off: lower learner.lr or replay.max_lag",
     ),
 }
 """The largest healthy mean of an estimate of a KL, in nats a token, and the advice for a larger one."""
+FAR_MISMATCH = 1.0
+"""A mismatch of engine and learner above this number of nats a token gets a warning for a single step. Data of
+older versions rarely explains so much."""
 KL_NAMES = {
     "kl_reference": "the KL to the reference (kl_reference)",
     "update/k3": "the KL of an update (update/k3)",
@@ -336,7 +342,18 @@ def runaway_kl(seen: Evidence) -> Finding | None:
         if len(values) == len(rows) > 0 and min(values) > limit:
             found = f"{KL_NAMES[name]} was {fmean(values):.2g} nats a token in {_steps(rows)}, far more than usual"
             return Finding("kl", f"{found}: {advice}")
-    return None
+    return _far_mismatch(seen)
+
+
+def _far_mismatch(seen: Evidence) -> Finding | None:
+    """Engine and learner disagreed in one of the newest steps, too far for any healthy run."""
+    name = "mismatch/k3"
+    known = {row["step"]: values[0] for row in seen.newest[-LONG_WINDOW:] if (values := values_of([row], name))}
+    step = max(known, key=known.__getitem__, default=None)
+    if step is None or known[step] <= FAR_MISMATCH:
+        return None
+    found = f"{KL_NAMES[name]} was {known[step]:.2g} nats a token in step {step}, far more than usual"
+    return Finding("kl", f"{found}: {LARGEST_KL[name][1]}")
 
 
 def rounded_adapters(seen: Evidence) -> Finding | None:

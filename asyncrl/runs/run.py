@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from asyncrl.config.changes import ConfigChange, by_key
-from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SOLVED_FILE, SUMMARY_FILE
+from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SOLVED_FILE, START_WARNINGS_FILE, SUMMARY_FILE
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.machine.owner import owner_of
@@ -144,6 +144,11 @@ class Run:
     def summary(self) -> Mapping[str, Any]:
         """The summary that the launcher wrote when the run ended last; empty if it wrote none."""
         return _json(self.folder / SUMMARY_FILE)
+
+    def start_warnings(self) -> list[str]:
+        """The warnings that the newest start of the run has logged; empty if a launcher recorded none."""
+        found = _json(self.folder / START_WARNINGS_FILE).get("warnings")
+        return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
     def processes(self) -> dict[str, dict[str, Any]]:
         """The host, the process and the restarts of each role, as the supervisor wrote them; empty if the roles were

@@ -58,6 +58,8 @@ class ShardNow:
     - `pending`: the number of tickets (permissions to run an episode) that no actor has taken;
     - `waiting`: the number of episodes that no scorer has taken;
     - `actors`, `scorers`: the number of episodes that each actor or scorer holds;
+    - `needs`: the oldest policy version that may play any of the training episodes that each actor holds, if it is
+      newer than the age bound requires (`replay.old_groups.wait_s`);
     - `silence_s`: the seconds since the last request of each actor and scorer;
     - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
     - `is_full`: true if the store is so full that no tickets are issued;
@@ -80,6 +82,7 @@ class ShardNow:
     waiting: int = 0
     actors: Mapping[str, int] = field(default_factory=dict)
     scorers: Mapping[str, int] = field(default_factory=dict)
+    needs: Mapping[str, int] = field(default_factory=dict)
     silence_s: Mapping[str, float] = field(default_factory=dict)
     committed: int = 0
     capacity: int = 0
@@ -169,6 +172,7 @@ def _files_of_shards(name: str, shards: int) -> list[str]:
 def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, RoleNow]) -> Situation:
     """The situation of a running run, at the moment of a sample."""
     shards, groups = len(now.shards), settings.batch_size // settings.group_size
+    waits_for_old = settings.replay.old_groups.wait_s > 0
     solved = [bool(live and live.get("solved")) for live in now.answers]
 
     def wanted(shard: int) -> int:
@@ -177,7 +181,7 @@ def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, Rol
 
     return Situation(
         [
-            _shard("replay" if shards == 1 else f"replay-{shard}", wanted(shard), summary, live)
+            _shard("replay" if shards == 1 else f"replay-{shard}", wanted(shard), summary, live, waits_for_old)
             for shard, (summary, live) in enumerate(zip(now.shards, now.answers, strict=True))
         ],
         roles,
@@ -190,7 +194,9 @@ def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, Rol
     )
 
 
-def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any] | None) -> ShardNow:
+def _shard(
+    name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any] | None, waits_for_old: bool
+) -> ShardNow:
     counters, counts = summary.counters, summary.counts
     status = live or {}
     silence = status.get("silence_s", {})
@@ -204,6 +210,8 @@ def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any
         waiting=counts["states"]["waiting"],
         actors=counts["actors"],
         scorers=counts["scorers"],
+        # An episode then starts only once its engine serves the version that was the newest when its ticket was given.
+        needs=summary.held_since if waits_for_old else {},
         silence_s={**silence.get("actors", {}), **silence.get("scorers", {})},
         committed=counters["committed"],
         capacity=status.get("capacity", 0),

@@ -173,7 +173,8 @@ def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
 
 
 def _actors(shard: ShardNow, now: Situation, version: int) -> list[Wait]:
-    """The reason why a shard's episodes take long. Their tickets need the weights of `version`."""
+    """The reason why a shard's episodes take long. Their tickets need the weights of `version`, or the newer ones in
+    `shard.needs`."""
     actors = now.of("actor")
     if shard.failing:
         return [_failing(shard)]
@@ -188,7 +189,7 @@ def _actors(shard: ShardNow, now: Situation, version: int) -> list[Wait]:
         return [Wait("", f"{shard.pending} tickets wait for an actor, and {who}", fault=none_runs)]
     for found in (
         _longest(holders, lambda role: _without_servers(role)),
-        _longest(holders, lambda role: _behind(role, version)),
+        _longest(holders, lambda role: _behind(role, max(version, shard.needs.get(role.name, version)))),
         _longest(holders, lambda role: _idle_engine(role, shard)),
     ):
         if found:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.locations import steps_in_newest_checkpoint
-from asyncrl.ids import opening_order
+from asyncrl.ids import is_evaluation, opening_order
 from asyncrl.replay import cohorts
 from asyncrl.replay.counters import counters, unreported
 from asyncrl.replay.planning import recorded_plan
@@ -62,6 +62,8 @@ class StoreSummary:
     - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     - `learner_step` is the step that the learner requested last.
     - `selection` counts the decided episodes (`asyncrl.replay.selection`).
+    - `held_since` has for each actor the oldest of the policy versions that were the newest when the actor got the
+      training tickets that it holds.
     """
 
     counters: dict[str, int]
@@ -70,6 +72,7 @@ class StoreSummary:
     oldest_ticket: tuple[str, str] | None
     learner_step: int = 0
     selection: Selection = field(default_factory=Selection)
+    held_since: Mapping[str, int] = field(default_factory=dict)
 
 
 def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
@@ -78,7 +81,11 @@ def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
     version, steps = tx.counter("version"), tx.count("plans")
     states, groups = _open_groups(tx)
     kept = unreported(tx, kept_steps)
-    at_work = [(name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker]
+    held = [(name, ticket) for name, ticket in TicketRecord.all(tx) if ticket.worker]
+    held_since: dict[str, int] = {}
+    for _, ticket in held:
+        if not is_evaluation(ticket.group):
+            held_since[ticket.worker] = min(ticket.version, held_since.get(ticket.worker, ticket.version))
     states |= {state.value: tx.counter(state) for state in ENDS}
     states[TrajectoryState.PLANNED] -= kept["trained"]
     states[TrajectoryState.TRAINED] += kept["trained"]
@@ -96,7 +103,8 @@ def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
     totals = {**counters(tx), "live_bytes": tx.live_bytes()}
     totals |= {name: totals[name] + count for name, count in kept.items()}
     selection = cohorts.selection(tx)
-    return StoreSummary(totals, counts, steps, _oldest(at_work), tx.counter("learner_step"), selection)
+    oldest = _oldest([(name, ticket.worker) for name, ticket in held])
+    return StoreSummary(totals, counts, steps, oldest, tx.counter("learner_step"), selection, held_since)
 
 
 def join(shards: Sequence[StoreSummary]) -> StoreSummary:

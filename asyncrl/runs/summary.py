@@ -24,6 +24,8 @@ from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
 from asyncrl.replay import cohorts
 from asyncrl.replay.counters import unreported
+from asyncrl.replay.old_groups import LIMITS_REACHED
+from asyncrl.replay.old_tokens import MASKED
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.replay.selection import Selection, sum_selections
 from asyncrl.runs.elapsed import elapsed_s
@@ -45,7 +47,7 @@ LONGEST_REASON = 200
 _EXPORTS = ("model", "adapter", "critic")
 _FOLDERS = (*_EXPORTS, "checkpoints", "metrics", "replay", "logs")
 _ENGINE = ("tokens", "seconds", "idle_seconds")
-_WAITED = waited_for("labels")
+_WAITED = ("labels", "old_groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class RunSummary:
     - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
     - `decided` has the number, mean length, turns and reward of the decided episodes by their end
       (`asyncrl.replay.selection`).
+    - `old_groups` has the number of sampled tokens that were masked as too old (`tokens_masked`) and their share of the
+      accepted tokens (`masked`). The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
+      waits reached their limit.
     - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
     - `dead_letters` counts the dead letters that are kept, by their kind. Those of scorings and of skipped plans are
       the trajectories that were given up.
@@ -83,7 +88,8 @@ class RunSummary:
     - `errors` are the errors in the logs of roles, each with its role and its count.
     - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
     - `shares` are the truncated share of the newest episodes, and the malformed share of the newest tool calls.
-    - `warnings` say what is wrong with the run, and `remarks` what else is worth knowing.
+    - `warnings` say what is wrong with the run, also those of its newest start. `remarks` say what else is worth
+      knowing.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has
       the shares of the steps' time in which the learner was idle or waited for labels. Of the actors' time it has the
       share in which their engines were idle.
@@ -104,6 +110,7 @@ class RunSummary:
     held_out: dict[str, Change]
     trajectories: dict[str, int]
     decided: dict[str, dict[str, float]]
+    old_groups: dict[str, float]
     failures: dict[str, int]
     dead_letters: dict[str, int]
     reasons: dict[str, int]
@@ -218,6 +225,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     for line in run.lines("learner"):
         steps.add(line)
     averaged, evidence = averaged_steps(steps.trained), read_evidence(run, is_running=False)
+    waited_s = _waited_s(run)
     warnings: list[str] = []
     found = _Stored()
     try:
@@ -251,6 +259,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         held_out=_held_out(run),
         trajectories=found.trajectories,
         decided=found.selection.described(),
+        old_groups=_old_groups(found.counts, waited_s["old_groups"]),
         failures=found.failures,
         dead_letters={name: found.letters[name] for name in KINDS},
         reasons=found.reasons,
@@ -258,9 +267,9 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         errors=_errors(run),
         elapsed_s=round(elapsed_s(run), 1),
         shares=recent_shares(evidence.actors),
-        warnings=[*health.warnings, *warnings],
+        warnings=[*health.warnings, *warnings, *(f"at the start: {text}" for text in run.start_warnings())],
         remarks=remarks,
-        speed=_speed(run, steps) if steps.trained else {},
+        speed=_speed(run, steps, waited_s["labels"]) if steps.trained else {},
         files=files_of(run, result in COMPLETE),
         next=_next(run, result, bool(found.reasons), resume),
     )
@@ -297,9 +306,25 @@ def _held_out(run: Run) -> dict[str, Change]:
     return {name: Change(values[0], values[-1]) for name, values in known.items() if values}
 
 
-def _speed(run: Run, steps: _Steps) -> dict[str, float]:
+def _waited_s(run: Run) -> dict[str, float]:
+    """The seconds that the learner waited for each of _WAITED, as the shard with the longest wait counted them."""
+    names = {cause: waited_for(cause) for cause in _WAITED}
+    shards = [totals(run.rows(role), list(names.values())) for role in run.roles("replay*")]
+    return {cause: max((shard[name] for shard in shards), default=0.0) for cause, name in names.items()}
+
+
+def _old_groups(counts: Mapping[str, int], waited_s: float) -> dict[str, float]:
+    masked = counts.get(MASKED, 0)
+    return {
+        "tokens_masked": masked,
+        "masked": round(masked / max(1, counts.get("tokens_accepted", 0)), 4),
+        "waited_s": round(waited_s, 1),
+        "wait_limits": counts.get(LIMITS_REACHED, 0),
+    }
+
+
+def _speed(run: Run, steps: _Steps, waited_for_labels_s: float) -> dict[str, float]:
     actors = [totals(run.rows(role), _ENGINE) for role in run.roles("actor-*")]
-    waited = [totals(run.rows(role), [_WAITED])[_WAITED] for role in run.roles("replay*")]
     actors = [actor for actor in actors if any(actor.values())]
     actor_seconds = max(1e-9, sum(actor["seconds"] for actor in actors))
     return {
@@ -308,7 +333,7 @@ def _speed(run: Run, steps: _Steps) -> dict[str, float]:
         "max_lag": steps.max_lag,
         "learner_idle": round(steps.idle_seconds / max(1e-9, steps.seconds), 4),
         "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),
-        "waited_for_labels": round(max(waited, default=0.0) / max(1e-9, steps.seconds), 4),
+        "waited_for_labels": round(waited_for_labels_s / max(1e-9, steps.seconds), 4),
     }
 
 

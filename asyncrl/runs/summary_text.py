@@ -5,7 +5,7 @@ The console shows these lines at the end of `asyncrl train`, however that ends, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from asyncrl.runs.failures import shown_end
@@ -44,6 +44,8 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if "evicted" in summary.decided:
         lengths = ", ".join(f"{shown_end(end)} {each['length']:.0f}" for end, each in summary.decided.items())
         rows.append(("mean tokens", lengths))
+    if text := old_groups_text(summary.old_groups):
+        rows.append(("old groups", text))
     if any(summary.failures.values()):
         rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
     if count := sum(summary.dead_letters.values()):
@@ -65,6 +67,19 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     rows += [("warning", text) for text in summary.warnings]
     rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
     return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]
+
+
+def old_groups_text(old: Mapping[str, float]) -> str:
+    """The effects of `replay.old_groups` on a run, for people. `old` is `RunSummary.old_groups`. Empty if there were
+    none."""
+    parts = []
+    if old["tokens_masked"]:
+        parts.append(f"{old['tokens_masked']:,.0f} sampled tokens masked ({old['masked']:.1%} of the accepted ones)")
+    if old["waited_s"]:
+        parts.append(f"the learner waited {duration(old['waited_s'])} for them")
+    if limits := old["wait_limits"]:
+        parts.append(f"{limits:.0f} {'wait' if limits == 1 else 'waits'} reached the limit")
+    return ", ".join(parts)
 
 
 def write_summary(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> str:

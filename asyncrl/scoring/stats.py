@@ -46,6 +46,11 @@ class HackAlarm:
         self.count += self.ringing and not before
         return self.ringing and not before
 
+    def values(self) -> dict[str, float]:
+        """The metrics of the alarm. Empty until it has a report, since an alarm that cannot ring is no sign of health:
+        without a process model or without rules there is no agreement, and so no report."""
+        return {"hack_alarm": float(self.ringing), "hack_alarms": float(self.count)} if self._points else {}
+
     def _changes(self) -> tuple[float, float, float]:
         """The changes of reward, outcome and agreement over the window, by linear fits. They are 0 as long as the
         reports are too few, or cover less than half of the window."""
@@ -107,7 +112,7 @@ class ScoringStats:
                     outcome,
                     agreement,
                 )
-        return values | {"hack_alarm": float(self._alarm.ringing), "hack_alarms": float(self._alarm.count)}
+        return values | self._alarm.values()
 
     def _start_window(self, now: float) -> None:
         self._since = now

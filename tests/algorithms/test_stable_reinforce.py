@@ -14,6 +14,7 @@ from asyncrl.algorithms.corrections.outliers import Outliers
 from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.losses.stable_reinforce import StableReinforce
 from asyncrl.algorithms.policy_tokens import PolicyTokens
+from asyncrl.errors import ConfigError
 from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, make_updates, on_ranks
 
 
@@ -60,7 +61,7 @@ def test_an_advantage_is_an_outlier_if_it_is_more_than_so_many_deviations_from_t
 @given(
     st.lists(st.floats(-5, 5, width=16), min_size=3, max_size=30),
     st.integers(1, 3),
-    st.floats(0.5, 3),
+    st.floats(1, 3),
     st.sampled_from([0.25, 2.0, 8.0]),
     st.sampled_from([-4.0, 0.0, 2.0]),
 )
@@ -81,9 +82,27 @@ def test_the_filter_depends_on_neither_the_ranks_nor_the_unit_of_the_advantages(
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=10))
-def test_of_ten_tokens_none_can_be_three_deviations_away_and_equal_ones_are_all_kept(values):
+def test_of_ten_tokens_none_can_be_three_deviations_away(values):
     assert Outliers(sigmas=3.0001).keep(ages_of(values)).all()
-    assert Outliers(sigmas=0.1).keep(ages_of([values[0]] * 4)).all()
+
+
+@given(st.floats(-5, 5, width=32), st.integers(3, 60), st.integers(1, 3), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_advantages_that_are_equal_or_opposite_are_all_kept_also_at_one_deviation(value, count, ranks, opposite):
+    """Rounding moves the mean of equal numbers away from them, and the distances of opposite numbers apart."""
+    values = [value, -value] * count if opposite else [value] * count
+
+    def work(rank, reduce):
+        return Outliers(sigmas=1.0).keep(ages_of(values[rank::ranks], reduce)).all().item()
+
+    assert all(on_ranks(ranks, work))
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=10))
+def test_a_batch_never_loses_all_of_its_tokens_and_a_limit_that_could_take_them_is_refused(values):
+    assert Outliers(sigmas=1.0).keep(ages_of(values)).any()
+    with pytest.raises(ConfigError, match="sigmas"):
+        make_algorithm(correction=[("outliers", {"sigmas": 0.99})])
 
 
 def test_nothing_is_an_outlier_of_nothing():

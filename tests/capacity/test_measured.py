@@ -149,10 +149,10 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     assert "1,000 steps" in out
     assert "means over 6 measured learner steps, which is few: `asyncrl resume RUN learner.steps=30`" in out
     assert read_description(file) == describe(Run(run))
-    assert call([str(file), "--max-lag", "0", "1", "--old-groups", "evict", "both", "--steps", "3", "--json"]) == 0
+    assert call([str(file), "--max-lag", "1", "2", "--old-groups", "evict", "both", "--steps", "3", "--json"]) == 0
     sizes = [each["sizes"] for each in json.loads(capsys.readouterr().out)]
     assert [(each["max_lag"], each["wait_s"], each["masks_old"]) for each in sizes] == [
-        (lag, *treated) for lag in (0, 1) for treated in ((0.0, False), (WAIT_S, True))
+        (lag, *treated) for lag in (1, 2) for treated in ((0.0, False), (WAIT_S, True))
     ]
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
     assert call(words) == 0
@@ -170,6 +170,11 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (["RUN", "cluster.gpus=8"], "cluster.gpus=8: there is no such option; did you mean --gpus 8?"),
         (["RUN", "--max_lag", "2"], "--max_lag: there is no such option; did you mean --max-lag?"),
         (["--steps", "3", "RUN", "--from", "RUN"], "name one run"),
+        (
+            ["RUN", "--max-lag", "0", "--old-groups", "wait"],
+            "--old-groups wait --max-lag 0: replay.old_groups.wait_s=5.0 with replay.max_lag=0: every batch has only "
+            "groups of its own version; set the first key to 0",
+        ),
         (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are not a whole number of hosts"),
         (["--from", "RUN", "--gpus", "1"], "the learner needs at least 1 GPU, and an engine 1"),
         (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "is too small for an engine"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import simpy
 from msgspec.structs import replace
 
 from asyncrl.capacity import command
-from asyncrl.capacity.description import TREATMENTS, Rates, RunDescription, Sizes, TypicalEpisode
+from asyncrl.capacity.description import TREATMENT_NAMES, Rates, RunDescription, Sizes, TypicalEpisode
 from asyncrl.capacity.engines import SimulatedEngines
 from asyncrl.capacity.simulation import Forecast, simulate
+from asyncrl.config.refusals import refusals
+from asyncrl.config.schema import OldGroupsConfig, ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.errors import ConfigError
 
 EPISODE = TypicalEpisode(sampled=100, tokens=400, turns=2, tools_s=3.0)
@@ -79,7 +82,7 @@ def test_groups_that_are_too_old_are_thrown_away_and_never_trained(sampler: str)
 @pytest.mark.parametrize("max_lag", [1, 3])
 def test_old_groups_are_thrown_away_waited_for_or_masked(max_lag: int) -> None:
     given = rates(tasks=[[EPISODE] * 7, [EPISODE, LONG]], token_s=1e-5)
-    found = {how: forecast(given, **treated(how, max_lag)) for how in TREATMENTS}
+    found = {how: forecast(given, **treated(how, max_lag)) for how in TREATMENT_NAMES}
     assert found["wait"].discarded == 0
     assert "evicted" not in found["wait"].decided
     assert min(found["evict"].discarded, found["mask"].discarded) > 0
@@ -95,14 +98,27 @@ def treated(how: str, max_lag: int) -> dict[str, Any]:
     return {"max_lag": max_lag, "wait_s": 1e3 if given.wait_s else 0.0, "masks_old": given.masks_old}
 
 
-def test_a_wait_that_the_sampler_does_not_suit_is_refused() -> None:
-    with pytest.raises(ValueError, match="wait_s 5 needs the sampler oldest, not fifo"):
-        sizes(sampler="fifo", wait_s=5.0)
-    with pytest.raises(ValueError, match="with max_times_sampled above 1"):
-        sizes(max_times_sampled=2, masks_old=True)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sampler": "fifo", "wait_s": 5.0},
+        {"max_times_sampled": 2, "masks_old": True},
+        {"max_lag": 0, "wait_s": 5.0},
+        {"max_lag": 0, "masks_old": True},
+    ],
+)
+def test_a_treatment_that_a_start_refuses_is_refused_in_the_same_words(given: dict[str, Any]) -> None:
+    replay = ReplayConfig(
+        max_lag=given.get("max_lag", 2),
+        sampler=SamplerConfig(given.get("sampler", "oldest"), max_times_sampled=given.get("max_times_sampled", 1)),
+        old_groups=OldGroupsConfig(given.get("wait_s", 0.0), given.get("masks_old", False)),
+    )
+    (refused,) = [line for line in refusals(TrainConfig(replay=replay)) if "old_groups" in line]
+    with pytest.raises(ValueError, match=f"^{re.escape(refused)}$"):
+        sizes(**given)
 
 
-@pytest.mark.parametrize("how", TREATMENTS)
+@pytest.mark.parametrize("how", TREATMENT_NAMES)
 def test_a_treatment_of_old_groups_is_known_by_its_name(how: str) -> None:
     assert sizes().treated(how).treatment == how
     assert sizes(wait_s=60.0).treated("both").wait_s == 60.0

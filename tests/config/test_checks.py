@@ -89,6 +89,7 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
     ("changes", "fix"),
     [
         ({"learner.batch_size": 10, "learner.group_size": 4}, "such as 12"),
+        (STEPS | {"scoring.guards.window_s": 60.0}, r"so there is no alarm; set scoring\.guards\.window_s=900\.0"),
         (SHOWN | {"data.dataset": "a.B"}, "makes tasks without demonstrations"),
         (SHOWN | {"actor.agent": "a.b"}, "an agent makes its own prompts, and a demonstration"),
         (SHOWN | {"actor.environment": "a.B", "actor.tools": []}, "an environment begins the episode, and"),

@@ -38,6 +38,14 @@ def test_a_range_has_both_of_its_ends(name: str, value: str, low: float, high: f
     assert expected
 
 
+def test_masked_tokens_can_be_sorted_by_and_a_group_has_their_mean() -> None:
+    rows = [structs.replace(row, masked=row.member) for row in ROWS]
+    query = EpisodeQuery.of({"sort": "-masked", "masked": "2..", "rows": "groups"})
+    found = query.select(rows)
+    assert {row.member for row in found} == {2, 3}
+    assert group_page(groups_of(found, rows, query), query, texts)["rows"][0]["masked"] == 2.5
+
+
 def test_filters_hold_together() -> None:
     rows = selected(finish="truncated", tool="calculator", flag="random", source="examples", text="T00000000")
     assert rows

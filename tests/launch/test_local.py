@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Mapping
@@ -26,11 +27,13 @@ from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.start_warnings import StartWarnings
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.ports import free_ports
 from asyncrl.replay.store import Store
 from asyncrl.runs.finding import require_run
 from asyncrl.runs.run import Run
+from asyncrl.runs.summary import summarise
 from asyncrl.types import BatchPlan
 from tests.helpers import GENEROUS_S
 
@@ -221,6 +224,42 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
     command.join(GENEROUS_S)
     assert not run_dir.exists()
     assert capsys.readouterr().out == f"{run_dir} has ended before it started anything\n"
+
+
+def test_the_warnings_of_a_start_are_in_the_runs_summary_and_those_of_its_roles_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run_dir = make_config(), tmp_path / "run"
+    config.run = RunConfig("run", str(tmp_path))
+    log, warnings = logging.getLogger("asyncrl.some.room"), ["the rate is large", "token=abc is strange"]
+
+    def checks(*_: object, **__: object) -> None:
+        for text in warnings:
+            log.warning("%s", text)
+        log.info("no warning")
+        logging.getLogger("asyncrl.launch.survivors").warning("a process still runs")
+        logging.getLogger("another.library").warning("not asyncrl's")
+
+    def supervise(*_: object) -> bool:
+        log.warning("a role has failed")
+        return True
+
+    monkeypatch.setattr(local, "preflight", checks)
+    monkeypatch.setattr(local, "count_steps", lambda *_: None)
+    monkeypatch.setattr(local, "read_files", lambda *_: {})
+    monkeypatch.setattr(local, "check_paths", checks)
+    monkeypatch.setattr(local, "_placed", lambda config, *_: place(config, [Host(0, 2)]))
+    monkeypatch.setattr(local, "_supervise", supervise)
+    monkeypatch.setattr(local, "Supervisor", lambda *_, **__: None)
+
+    def shown() -> list[str]:
+        assert train(config, threading.Event())
+        return [each for each in summarise(Run(run_dir), 8, "done", "", "").warnings if each.startswith("at the start")]
+
+    assert shown() == ["at the start: the rate is large", "at the start: token=(hidden) is strange"]
+    warnings.clear()
+    assert shown() == [], "the next start has none"
+    assert not [each for each in logging.getLogger("asyncrl").handlers if isinstance(each, StartWarnings)]
 
 
 def finished(folder: Path, config: TrainConfig, steps: int) -> Path:

@@ -100,6 +100,31 @@ def test_after_its_limit_the_step_is_planned_and_the_same_groups_are_not_waited_
     assert core.status()["wait_limits_reached"] == 1
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_groups_that_were_given_up_are_not_waited_for_at_a_later_step_of_the_same_version(
+    tmp_path: Path, restarts: bool
+) -> None:
+    core = waiting(tmp_path, wait_s=60.0, admission=Admission(1, 2 * BATCH), publish_every=2)
+    tickets = core.tickets(16)
+    hung, holding = tickets[:6], [each.id for each in tickets[:6]]
+    play(core, tickets[6:])
+    assert core.plan(0) is not None
+    assert core.plan(1) is not None
+    core.publish(1)
+    play(core, core.tickets(8, holding=holding))
+    assert core.plan(2) is None, "steps 2 and 3 have no room for the 3 groups that still run, and for others"
+    core.now += 60.0
+    assert core.plan(2) is not None
+    if restarts:
+        core.restart()
+    core.tickets(0, holding=holding)
+    assert core.plan(3) is not None
+    assert core.status()["wait_limits_reached"] == 1
+    core.deliver(hung)
+    core.label_all()
+    assert core.status()["evicted"] == 0, "they may still be trained if they end in time"
+
+
 def test_a_batch_that_is_fetched_ahead_waits_without_using_up_the_limit(tmp_path: Path) -> None:
     core = waiting(tmp_path, wait_s=60.0)
     step_with_a_straggler(core)
@@ -280,6 +305,32 @@ def test_no_group_becomes_too_old_and_the_learner_always_gets_its_next_batch(
         status = core.status()
         assert (status["evicted"], status["wait_limits_reached"]) == (0, 0)
         assert core.audit()["largest_lag"] <= max_lag
+        core.store.close()
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(1, 3))
+def test_a_step_trains_groups_for_which_it_has_waited_so_that_also_the_last_step_gains_by_it(
+    seed: int, max_lag: int
+) -> None:
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        core = waiting(Path(folder), max_lag)
+        running: list[Ticket] = []
+        for step in range(6):
+            unfinished: set[str] = set()
+            while (plan := core.plan(step)) is None:
+                if core.status()["old_groups"] and not unfinished:
+                    unfinished = {each.group_id for each in running}
+                running += core.tickets(100, holding=[each.id for each in running])
+                # Most often a young episode ends, so that the oldest ones become stragglers.
+                last = len(running) - 1
+                ended = running.pop(max(dice.randint(0, last), dice.randint(0, last), dice.randint(0, last)))
+                core.deliver([ended], version=ended.min_version)
+                core.label_all()
+            assert not unfinished or unfinished & set(plan.group_ids)
+            core.publish(step + 1)
         core.store.close()
 
 

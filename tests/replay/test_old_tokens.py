@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console, RenderableType
 
 from asyncrl.replay import cohorts
 from asyncrl.replay.admission import Admission
@@ -16,7 +18,9 @@ from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.sampling import Oldest
 from asyncrl.replay.shards import join_plans
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.episodes import step_row
+from asyncrl.runs.inspect.episode import readable
+from asyncrl.runs.inspect.episodes import list_episodes, step_row
+from asyncrl.runs.inspect.table import step_view
 from asyncrl.runs.status import summarise
 from asyncrl.types import BatchPlan, Ticket
 from tests.helpers import make_demonstration, make_task, make_trajectory
@@ -156,6 +160,29 @@ def test_the_lag_of_a_planned_trajectory_is_that_of_its_oldest_trained_token(tmp
     core.store.close()
     with closing(StoredRun(tmp_path)) as stored:
         assert step_row(stored, plan).lag_max == 1
+
+
+def test_the_views_of_a_step_and_of_an_episode_name_the_masked_tokens(tmp_path: Path) -> None:
+    core = masking(tmp_path)
+    old = at_version_2(core)
+    deliver_old(core, old)
+    plan = core.planned(2)
+    core.store.close()
+    with closing(StoredRun(tmp_path)) as stored:
+        step, rows = step_row(stored, plan), list_episodes(stored, step=2, sort="reward")
+        episode = printed(readable(stored.record(old[0].id), str))
+    assert step.masked == 4
+    assert {row.id: row.masked for row in rows} == {old[0].id: 2, old[1].id: 2, old[2].id: 0, old[3].id: 0}
+    shown = printed(step_view(step, {"best": [(row, None) for row in rows]}))
+    assert "of which 8 sampled; 4 of these are masked, since they are too old" in shown
+    assert shown.count("masked 2") == 2
+    assert "of which 3 sampled, by version 0 or newer; 2 of these are masked, since they are too old" in episode
+
+
+def printed(view: RenderableType) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(view)
+    return out.getvalue()
 
 
 def test_the_status_shows_the_lags_of_trained_tokens(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ def starved(cause: str, **changes: Any) -> IdleShares:
     return shares(learner_idle=0.42, waited={"labels": 0.01, "episodes": 0.02, cause: 0.38}, **changes)
 
 
+KEPT = (
+    "; or keep such groups with replay.old_groups.mask=true or replay.old_groups.wait_s "
+    "(docs/replay.md#groups-that-become-too-old)"
+)
+
+
 @pytest.mark.parametrize(
     ("seen", "says"),
     [
@@ -107,7 +113,7 @@ def starved(cause: str, **changes: Any) -> IdleShares:
             shares(evicted=0.14),
             [
                 "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3, or lower "
-                "actor.concurrency from 64"
+                f"actor.concurrency from 64{KEPT}"
             ],
         ),
         (
@@ -115,6 +121,7 @@ def starved(cause: str, **changes: Any) -> IdleShares:
             [
                 "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
                 "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
+                f"{KEPT}"
             ],
         ),
         (
@@ -122,6 +129,7 @@ def starved(cause: str, **changes: Any) -> IdleShares:
             [
                 "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
                 "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
+                f"{KEPT}"
             ],
         ),
         (
@@ -155,10 +163,18 @@ def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
     config.replay.spare_batches = None
     assert advise(shares(evicted=0.14), settings_of(config)) == [
         "14% of the episodes were thrown away as too old, while the learner hardly waits: set "
-        "replay.sampler.kind=oldest replay.spare_batches=0.5"
+        f"replay.sampler.kind=oldest replay.spare_batches=0.5{KEPT}"
     ]
     config.replay.sampler.max_times_sampled = 2
     assert "spare_batches" not in advise(shares(evicted=0.14), settings_of(config))[0], "it would have no effect"
+
+
+def test_groups_that_are_too_old_can_be_kept_by_what_is_not_set_yet() -> None:
+    config, seen = TrainConfig(model=ModelConfig(path="model")), shares(evicted=0.14)
+    config.replay.old_groups.mask = True
+    assert "keep such groups with replay.old_groups.wait_s (docs" in advise(seen, settings_of(config))[0]
+    config.replay.old_groups.wait_s = 60.0
+    assert "replay.old_groups" not in advise(seen, settings_of(config))[0]
 
 
 def test_slow_servers_are_named_with_what_mends_them_while_the_learner_waits() -> None:

@@ -83,6 +83,16 @@ RIGHT = {"outcome/mean": 1.0}
         ([row(step, 0, 1, **{"weights/adapters_kept": 0.1 * step}) for step in range(10)], {}),
         ([row(step, 0, 1, **{"weights/adapters_kept": 0.01}) for step in range(9)], {}),
         (
+            [row(step, 0, 1, **{"mismatch/k3": 13.0 if step == 3 else 0.005}) for step in range(8)],
+            {"kl": "(mismatch/k3) was 13 nats a token in step 3, far more than usual: the engine samples from another"},
+        ),
+        (
+            [row(step, 0, 1, **{"mismatch/k3": 0.3 if step > 4 else 0.005}) for step in range(8)],
+            {"kl": "(mismatch/k3) was 0.3 nats a token in steps 5 to 7, far more than usual: the engine samples from"},
+        ),
+        ([row(step, 0, 1, **{"mismatch/k3": 0.9 if step == 3 else 0.005}) for step in range(8)], {}),
+        ([row(step, 0, 1, **{"mismatch/k3": 13.0 if step == 3 else 0.005}) for step in range(14)], {}),
+        (
             [row(step, 0, 1 + step % 2) for step in range(40)],
             {"reward_still": "the reward does not rise: it was 0.731 in the first third of steps 0 to 39 and 0.769"},
         ),
@@ -123,6 +133,12 @@ def test_a_reward_that_stands_still_near_its_best_is_not_said_to_be_too_hard() -
 
     assert texts(of_rows(rows(0.93))) == {}
     assert texts(of_rows(rows(0.8))).keys() == {"reward_still"}
+
+
+def test_a_first_step_in_which_engine_and_learner_disagree_gets_a_warning_at_once() -> None:
+    found = texts(of_rows([row(0, 0, 1, **{"mismatch/k3": 13.0})], is_running=True))
+    assert "13 nats a token in step 0" in found["kl"]
+    assert "Check that they do (docs/weights.md), and that model, chat template and precision" in found["kl"]
 
 
 def test_a_reward_that_is_right_from_the_first_step_on_is_no_result() -> None:

@@ -125,6 +125,25 @@ CASES = [
         f"{WAITS}2 of 8 groups wait for episodes: actor-1 waits for weights of version 11 and serves version 10",
     ),
     (
+        situation(
+            role("actor-1", row={"version": 11}),
+            role("actor-0", row={"version": 11}),
+            shards=[replace(PLAYS, needs={"actor-0": 11, "actor-1": 13})],
+            version=13,
+            max_lag=2,
+        ),
+        f"{WAITS}2 of 8 groups wait for episodes: actor-1 waits for weights of version 13 and serves version 11",
+    ),
+    (
+        situation(
+            role("actor-0", row={"version": 11}),
+            shards=[replace(PLAYS, ready=9, needs={"actor-0": 12}, old_groups=OLD_GROUPS)],
+            version=13,
+            max_lag=2,
+        ),
+        f"{WAITS}{OLD_GROUPS}: actor-0 waits for weights of version 12 and serves version 11",
+    ),
+    (
         situation(role("actor-1", row={"version": 11}), shards=[PLAYS], version=13, max_lag=2),
         f"{WAITS}2 of 8 groups wait for episodes: actor-0 and 1 more play 12 episodes",
     ),

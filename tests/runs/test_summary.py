@@ -67,6 +67,29 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
     assert sum(written["trajectories"].values()) == 4
 
 
+def test_it_tells_what_became_of_old_groups(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5] * 4)
+    core = Core(tmp_path / "replay", make_settings())
+    core.deliver(core.tickets(4))
+    with core.store.transaction() as tx:
+        tx.add("wait_limits_reached")
+        tx.add("tokens_masked", tx.counter("tokens_accepted") // 4)
+    masked = core.status()["tokens_masked"]
+    core.store.close()
+    for shard, waits in (("replay-0", (3.0, 7.5, 1.0)), ("replay-1", (2.0, 4.0, 4.5))):
+        for waited in waits:  # The first shard was restarted, and counts from 0 again.
+            JsonLines(metrics_file(tmp_path, shard)).log(0, {"learner_waited_for_old_groups_s": waited})
+    text = write_summary(Run(tmp_path), 4, "done", "", RESUME)
+    told = f"{masked} sampled tokens masked (25.0% of the accepted ones), the learner waited 8 s for them, 1 wait"
+    assert f"old groups         {told} reached the limit" in text
+    assert json.loads((tmp_path / SUMMARY_FILE).read_text())["old_groups"] == {
+        "tokens_masked": masked,
+        "masked": 0.25,
+        "waited_s": 8.5,
+        "wait_limits": 1,
+    }
+
+
 def test_it_warns_of_a_biased_sample_and_of_held_out_tasks_that_the_means_leave_out(tmp_path: Path) -> None:
     write_metrics(tmp_path, [0.5], failed=13)
     core = Core(tmp_path / "replay", make_settings(admission=Admission(1, 40), max_attempts=1))

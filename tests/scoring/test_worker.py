@@ -274,6 +274,17 @@ def test_a_reward_that_rises_while_agreement_falls_rings_the_alarm(caplog):
     assert [record.message for record in caplog.records if "exploiting" in record.message] != []
 
 
+def test_without_a_process_model_there_is_no_alarm_that_could_seem_to_watch():
+    log, config = Log(), ScoringConfig()
+    replay = ReplayOf([answered("72", 0), answered("5", 1)], config=config)
+    one = worker(replay, log=log, config=config, scorer=make_scorer(config))
+    one.work(threading.Event())
+    one.report()
+    ((_, values),) = log.rows
+    assert values["reward_mean"] == 0.5
+    assert not {"prm_agreement", "hack_alarm", "hack_alarms"} & values.keys()
+
+
 @pytest.mark.parametrize("serve", [[], ["prm"]])
 def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve, caplog):
     """Meanwhile the rules judge; with nothing else to serve the worker waits."""

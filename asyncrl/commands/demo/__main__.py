@@ -15,7 +15,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, make_policy, prepare_demo, prepared_overrides
+from asyncrl.commands.demo.prepare import (
+    CACHE,
+    SEED,
+    Prepared,
+    make_policy,
+    prepare_demo,
+    prepared_files,
+    prepared_overrides,
+)
 from asyncrl.commands.demo.summary import audit, try_next, written_once
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, exit_status
@@ -27,6 +35,8 @@ from asyncrl.machine import process
 from asyncrl.runs.run import Run
 
 MOST_THREADS = 4
+SHOWS_CONFIGURATION = ("-c", "--cfg")
+"""Options with which the demo only prints its configuration. The files that it names may not be prepared yet."""
 
 
 def run(config: TrainConfig, as_json: bool = False) -> int:
@@ -58,8 +68,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model-only", type=Path, metavar="DIR")
     given, words = parser.parse_known_args(argv)
     train_and_show = partial(run, as_json=given.json)
-    if {"--help", "-h", "--cfg", "-c"} & set(words):
+    if {"--help", "-h"} & set(words):
         return role_main(train_and_show, words)
+    if any(word.startswith(SHOWS_CONFIGURATION) for word in words):
+        return role_main(train_and_show, [*prepared_overrides(prepared_files(CACHE, SEED)), *words])
     if given.model_only is not None:
         return _make_model(given.model_only)
     # The command line is checked before the files are prepared. So the check gets this file in place of each of them.

@@ -67,6 +67,11 @@ def prepare_demo(directory: Path, seed: int, progress: Callable[[str], None], ef
     return _parts(folder)
 
 
+def prepared_files(directory: Path, seed: int, effort: Effort = FULL_EFFORT) -> Prepared:
+    """The files that `prepare_demo` makes under `directory`. They may not exist yet."""
+    return _parts(directory / _fingerprint(seed, effort))
+
+
 def make_policy(
     folder: Path, directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT
 ) -> None:
@@ -74,7 +79,7 @@ def make_policy(
     policy is copied from them, else it is trained. Raises ConfigError: the folder exists."""
     if folder.exists():
         raise ConfigError(f"{folder} exists: name a new folder")
-    prepared = _parts(directory / _fingerprint(seed, effort)).model
+    prepared = prepared_files(directory, seed, effort).model
 
     def make(partial: Path) -> None:
         if prepared.exists():

@@ -19,9 +19,9 @@ from asyncrl.config.changes import KEYS
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.quoting import quoted
-from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
+from asyncrl.config.schema import DataConfig, DemonstrationConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
 from asyncrl.config.schema.cluster import ROLES
-from asyncrl.config.secrets import masked_value, shown, shown_value
+from asyncrl.config.secrets import masked_value, shown_value
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.addresses import RunAddresses
@@ -49,6 +49,10 @@ SET_HERE = {
     "data.limit": "data.eval_limit is the maximum number of tasks",
     "learner.eval_attempts": "--n sets it",
 }
+TWINS = {"data.train": "data.eval", "data.limit": "data.eval_limit"}
+"""The keys that an evaluation sets to the value of another key, which the user sets."""
+OPTIONS = {"data.eval": "--data", "learner.eval_attempts": "--n", "model.path": "MODEL"}
+"""The words of the command line that set a key."""
 ADAPTERS = "adapters cannot be evaluated alone: merge them into a model first (asyncrl merge), and name its folder"
 
 
@@ -125,20 +129,24 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         ),
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, epochs=None, eval_attempts=request.attempts),
-        algorithm=replace(config.algorithm, sft=SftConfig()),
+        algorithm=replace(config.algorithm, sft=SftConfig(), demonstration=DemonstrationConfig()),
     )
 
 
 def require_same(now: Mapping[str, Any], folder: Path) -> None:
-    """Raises ConfigError: the evaluation in `folder` began with other values of the MEASURED keys."""
+    """Raises ConfigError: the evaluation in `folder` began with other values of the MEASURED keys. The message names
+    them as the user sets them."""
     run = Run(folder)
     if not run.config_file.exists():
         return
     before = run.real_values()
     measured = [key for key in KEYS if key.startswith(MEASURED)]
     changed = [key for key in measured if masked_value(key, before[key]) != masked_value(key, now[key])]
-    if changed:
-        lines = (f"{shown(key, now[key])}: it was {shown_value(key, before[key])}" for key in changed)
+    if named := [key for key in changed if TWINS.get(key) not in changed]:
+        lines = (
+            f"{OPTIONS.get(key, key)}={shown_value(key, now[key])}: it was {shown_value(key, before[key])}"
+            for key in named
+        )
         raise ConfigError(
             "\n".join((f"{folder} holds another evaluation: set these back, or choose another run.name", *lines))
         )

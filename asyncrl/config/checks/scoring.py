@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from asyncrl.config.option import options
-from asyncrl.config.schema import AlgorithmConfig, FilterConfig, ScoringConfig, ShapingConfig
+from asyncrl.config.schema import AlgorithmConfig, FilterConfig, GuardConfig, ScoringConfig, ShapingConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured, may_give, needs
 from asyncrl.config.secrets import shown
 
@@ -156,6 +156,14 @@ def _step_function(scoring: ScoringConfig) -> Iterator[str]:
             yield (
                 f"scoring.steps {key}: {name} changes only the scores of a process reward model, and the numbers of "
                 f"scoring.steps are used as they are; set {shown(key, default)}"
+            )
+    for option in options(GuardConfig):
+        key = f"scoring.guards.{option.name}"
+        if getattr(scoring.guards, option.name) != option.default:
+            yield (
+                f"scoring.steps {key}: the alarm compares a process reward model with the rules, and the numbers of "
+                "scoring.steps have no middle above which a step counts as right, so there is no alarm; set "
+                f"{shown(key, option.default)}"
             )
 
 

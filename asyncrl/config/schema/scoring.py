@@ -196,8 +196,8 @@ MANAGER_KEYS = ("name", "compute_score", "compute_score_params", "num_examine", 
 
 @dataclass
 class GuardConfig:
-    """The alarm on reward hacking. It is raised if rewards rise, outcomes do not, and the process reward model agrees
-    less and less with the outcomes."""
+    """The alarm on reward hacking, which does not watch scoring.steps. It is raised if rewards rise, outcomes do not,
+    and the process reward model agrees less and less with the outcomes."""
 
     window_s: float = option(900.0, "length of the window over which changes are measured, in seconds", "(0, inf)")
     reward_rise: float = option(

@@ -117,7 +117,7 @@ function heading(episode) {
     ["reward", number(episode.reward)],
     ["outcome", number(episode.outcome)],
     ["advantage", episode.scales.advantage ? number(episode.scales.advantage.mean) : "\u2013"],
-    ["tokens", `${number(episode.tokens)}, ${number(episode.sampled)} sampled`],
+    ["tokens", `${number(episode.tokens)}, ${number(episode.sampled)} sampled${episode.masked ? `, ${number(episode.masked)} masked` : ""}`],
     ["turns", number(episode.turns)],
     ["tool calls", number(episode.tool_calls)],
     ["finish", episode.finish],

@@ -10,6 +10,7 @@ const COLUMNS = [
   ["reward", "reward", "the shaped reward that baselines compare"],
   ["outcome", "outcome", "the verifier's verdict"],
   ["sampled", "sampled", "tokens that the policy sampled"],
+  ["masked", "masked", "sampled tokens that were too old to be trained"],
   ["tokens", "tokens", "all tokens"],
   ["turns", "turns", "turns of the policy"],
   ["tool_calls", "calls", "tool calls"],
@@ -38,7 +39,7 @@ export class EpisodeTable {
   draw(rows, now) {
     this.#drawn = [rows, now];
     const episodes = rows.flatMap((row) => row.members ?? [row]);
-    const hidden = new Set(["branches", "source"].filter((name) => !isNeeded(name, episodes, now)));
+    const hidden = new Set(["branches", "masked", "source"].filter((name) => !isNeeded(name, episodes, now)));
     const columns = COLUMNS.filter(([name]) => !hidden.has(name));
     const bounds = [Math.min(0, ...rewardsOf(episodes)), Math.max(0, ...rewardsOf(episodes))];
     fill(this.element, rows.length
@@ -75,6 +76,7 @@ export class EpisodeTable {
 /** Columns in which all rows are the same are left out, unless they are chosen. */
 function isNeeded(name, episodes, now) {
   if ((now.sort ?? "").replace(/^-/, "") === name) return true;
+  if (name === "masked") return episodes.some((each) => each.masked);
   return name === "branches" ? episodes.some((each) => each.branches > 1) : new Set(episodes.map((each) => each.source)).size > 1;
 }
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from asyncrl.config.schema import ScoringConfig, TrainConfig
+from asyncrl.config.schema import AlgorithmConfig, DataConfig, ScoringConfig, TrainConfig
 from asyncrl.config.schema.scoring import may_give
 from asyncrl.config.unread import unread_scores
 from asyncrl.errors import ConfigError
@@ -39,8 +39,13 @@ def check_algorithm(config: TrainConfig) -> None:
             f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives, so no episode could be "
             "trained. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
         )
-    if unread := "\n".join((*_unread_steps(config.scoring, parts), *_unread_model(config.scoring, parts))):
-        raise ConfigError(unread)
+    refused = (
+        *_unread_steps(config.scoring, parts),
+        *_unread_model(config.scoring, parts),
+        *_unused_weight(config.algorithm, config.data),
+    )
+    if refused:
+        raise ConfigError("\n".join(refused))
     compared = config.replay.filter.score
     for name, advice in unread_scores(config.scoring, config.algorithm, compared).items():
         if name != "environment":  # Only an episode shows whether an environment gives rewards.
@@ -78,3 +83,15 @@ def _unread_model(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
         "(scoring.shaping.outcome_model_weight), name `outcome_model` in a part of the algorithm that reads scores "
         "(docs/algorithms.md), or only watch them (scoring.shadow=true)"
     )
+
+
+def _unused_weight(algorithm: AlgorithmConfig, data: DataConfig) -> Iterator[str]:
+    """Yield a refusal of the weight of demonstrations if no task has a demonstration."""
+    # No check of combinations: a program with verl's operators may add demonstrations itself (compat/verl).
+    weight = algorithm.demonstration.weight
+    if weight != "none" and data.demonstration is None:
+        yield (
+            f"algorithm.demonstration.weight={weight}: no task has a demonstration. Name their column in "
+            "data.demonstration, or set the weight to none; demonstrations of algorithm.sft.path have "
+            "algorithm.sft.weight"
+        )

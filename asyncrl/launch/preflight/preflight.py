@@ -78,13 +78,11 @@ def preflight(
     with closing(TrialProcess(values_of(config), stop, open_pool)) as trial:
         if files and own_paths(actor, scoring):
             trial.begin()
-        if config.replay.source is not None:
-            found.check(partial(_check_source, Path(config.replay.source)))
-        found.check(partial(check_keys, config.network.keys))
+        found.check(partial(_check_source, config.replay.source), partial(check_keys, config.network.keys))
         if config.cluster.launcher == "local":
             # Other hosts cannot be checked here. The placement checks their devices.
-            found.check(partial(check_ports, config.network, learner, config.replay.shards))
-            found.check(partial(check_devices, config))
+            ports = partial(check_ports, config.network, learner, config.replay.shards)
+            found.check(ports, partial(check_devices, config))
             warn_of_silent_servers(config.engine)
         found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
         with found.collected():
@@ -93,8 +91,8 @@ def preflight(
         trains = learner.epochs is not None or learner.total_steps > 0
         if trains:
             warn_of_large_rates(config.model, config.critic, config.implicit, learner)
-        found.check(partial(check_play, actor, files, trains, trial))
-        found.check(partial(check_agent, actor, config.data, config.model, files))
+        agent = partial(check_agent, actor, config.data, config.model, files)
+        found.check(partial(check_play, actor, files, trains, trial), agent)
         found.check(partial(_check_models, config, open_own_chat, files, found))
         if not found.any:
             managers = partial(ManagerTrial, scoring, config.model, stop)
@@ -132,12 +130,14 @@ def _task_files(
     return files
 
 
-def _check_source(folder: Path) -> None:
+def _check_source(folder: str | None) -> None:
     """Raises ConfigError: the folder that `replay.source` names has no whole store."""
     from asyncrl.replay.stored import shard_paths
 
+    if folder is None:
+        return
     try:
-        shard_paths(folder)
+        shard_paths(Path(folder))
     except StoreError as error:
         raise ConfigError(f"replay.source={folder}: {error}, such as runs/NAME/replay") from error
 

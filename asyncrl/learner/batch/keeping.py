@@ -117,7 +117,8 @@ class Sample:
             self.choice.members, self.trajectories, self.labels, pairwise([0, *ends]), strict=True
         ):
             task = self.tasks.get(trajectory.group_id)
-            row = row_of(plan.step, plan.version, trajectory, labels, task, self.choice.why[index])
+            masked = plan.sampled[index] - plan.trained_tokens[index]
+            row = row_of(plan.step, plan.version, trajectory, labels, task, self.choice.why[index], masked)
             arrays = dict(zip(ARRAYS, numbers[:, start:end], strict=True))
             # The experts of single tokens are of little use to a reader, and take more bytes than everything else.
             played = structs.replace(trajectory, routed_experts=NO_ROUTING)

@@ -5,7 +5,7 @@ They send each other tensors and safetensors bytes. Nothing that arrives from a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -104,7 +104,7 @@ class Ranks:
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sum over pass groups of each named tensor, on the CPU. All ranks of a group have the same tensors.
         A group may lack names that other groups have."""
-        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_pass_group}
+        own = on_host(sums) if self.is_first_of_pass_group else {}
         gathered = [own]
         if self.size > 1:
             gathered = [safetensors.torch.load(each) for each in self._gather_bytes(safetensors.torch.save(own))]
@@ -165,6 +165,31 @@ class Ranks:
     def barrier(self) -> None:
         """Return once every rank has called this."""
         self.sum(torch.zeros(()))
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of the tensors on the CPU, with the same bits. All tensors of a GPU come in one transfer."""
+    copies = {name: tensor.detach().clone() for name, tensor in tensors.items() if tensor.is_cpu}
+    # Each transfer makes the host wait for the GPU, and the sums of a step are dozens of single numbers.
+    on_gpu = {name: tensor.detach() for name, tensor in tensors.items() if not tensor.is_cpu}
+    if on_gpu:
+        copies |= from_bytes(as_bytes(on_gpu.values()).cpu(), on_gpu)
+    return {name: copies[name] for name in tensors}
+
+
+def as_bytes(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the bytes of all tensors of one device, one tensor after the other, as uint8[bytes]."""
+    return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def from_bytes(joined: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose bytes are in `joined` uint8[bytes], with the names, shapes and dtypes of `like`."""
+    parts = joined.split([tensor.nbytes for tensor in like.values()])
+    # A clone begins at an address that suits its dtype.
+    return {
+        name: part.clone().view(tensor.dtype).reshape(tensor.shape)
+        for (name, tensor), part in zip(like.items(), parts, strict=True)
+    }
 
 
 def shard_of(rows: int, rank: int, ranks: int) -> range:

@@ -36,7 +36,8 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     - `turns`: the number of the policy's turns;
     - `tool_calls`: the number of the policy's calls of tools;
     - `tools`: the names of the called tools, in alphabetical order;
-    - `flags`: some of the constants above.
+    - `flags`: some of the constants above;
+    - `masked`: the number of its sampled tokens that its step did not train, since they were too old.
     """
 
     step: int
@@ -57,6 +58,7 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     lag: int
     version: int
     flags: tuple[str, ...]
+    masked: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,9 +107,16 @@ class KeptStep:
 
 
 def row_of(
-    step: int, version: int, trajectory: Trajectory, labels: Labels, task: Task | None, why: Iterable[str]
+    step: int,
+    version: int,
+    trajectory: Trajectory,
+    labels: Labels,
+    task: Task | None,
+    why: Iterable[str],
+    masked: int = 0,
 ) -> KeptRow:
-    """The row of an episode that `step` trains under `version`; `why` are the flags that put it into the sample."""
+    """The row of an episode that `step` trains under `version`, without its `masked` oldest tokens. `why` are the flags
+    that put it into the sample."""
     calls = [call.name for turn in trajectory.turns for call in turn.tool_calls]
     return KeptRow(
         step=step,
@@ -129,6 +138,7 @@ def row_of(
         lag=-1 if trajectory.is_demonstration else version - trajectory.oldest_version,
         version=version,
         flags=(*why, *_flags(trajectory, labels.extra)),
+        masked=masked,
     )
 
 

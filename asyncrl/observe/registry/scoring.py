@@ -41,8 +41,16 @@ METRICS = (
     gauge("length_mean", "tokens", "mean number of sampled tokens of an episode"),
     gauge("first_step_share", "share", "sampled tokens that are in the first step"),
     gauge("repeated_steps", "share", "steps that repeat another step"),
-    gauge("prm_agreement", "share", "episodes on which the process model's aggregated step score and the rules agree"),
+    gauge(
+        "prm_agreement",
+        "share",
+        "episodes on which the process model's aggregated step score and the rules agree; absent without such a model",
+    ),
     gauge("step_scores/POSITION/BIN", "share", "scores of first, inner or last steps in each bin, before shaping"),
-    gauge("hack_alarm", "0 or 1", "1 while the mean reward rises, outcomes do not, and prm_agreement falls"),
+    gauge(
+        "hack_alarm",
+        "0 or 1",
+        "1 while the mean reward rises, outcomes do not, and prm_agreement falls; absent without prm_agreement",
+    ),
     counter("hack_alarms", "alarms", "times that hack_alarm became 1, since the start"),
 )

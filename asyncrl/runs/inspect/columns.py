@@ -25,7 +25,7 @@ from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow, answer, prompt
 from asyncrl.types import DIGEST_BYTES, NO_ROUTING, BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
-FORMAT = 9
+FORMAT = 10
 
 
 class Column(NamedTuple):

@@ -32,6 +32,7 @@ class EpisodeRow:
     - `step`: the newest learner step that trains it;
     - `lag`: the lag of its oldest trained token at that step, or of its oldest token at its eviction;
     - `tokens`, `sampled`: the numbers of all its tokens, and of the tokens that the policy sampled;
+    - `masked`: the number of its sampled tokens that its step does not train, since they are too old;
     - `turns`: the number of the policy's turns;
     - `seconds`: its duration.
 
@@ -49,6 +50,7 @@ class EpisodeRow:
     outcome: float | None = None
     tokens: int | None = None
     sampled: int | None = None
+    masked: int | None = None
     turns: int | None = None
     finish: str = ""
     seconds: float | None = None
@@ -69,6 +71,7 @@ class EpisodeRow:
             facts.outcome if facts.scored else None,
             facts.tokens,
             facts.sampled,
+            facts.masked,
             facts.turns,
             facts.finish,
             facts.seconds,
@@ -87,6 +90,7 @@ class StepRow:
 
     - `version`: the learner's policy version at the step;
     - `tokens`, `sampled`: the numbers of all tokens, and of the tokens that the policy sampled;
+    - `masked`: the number of sampled tokens that the step does not train, since they are too old;
     - `lag_mean`, `lag_max`: the mean and the largest lag of its episodes. A lag is the number of versions between
       `version` and an episode's oldest trained token;
     - `truncated`: the number of episodes that were cut off;
@@ -99,6 +103,7 @@ class StepRow:
     groups: int
     tokens: int
     sampled: int
+    masked: int
     reward_mean: float
     reward_min: float
     reward_max: float
@@ -123,6 +128,7 @@ def step_row(stored: StoredRun, plan: BatchPlan) -> StepRow:
         groups=len(set(plan.group_ids)),
         tokens=sum(plan.tokens),
         sampled=sum(plan.sampled),
+        masked=sum(plan.sampled) - sum(plan.trained_tokens),
         reward_mean=fmean(rewards),
         reward_min=min(rewards),
         reward_max=max(rewards),

@@ -107,6 +107,12 @@ SPEED = {
     "rollout_idle": "engines idle",
     "waited_for_labels": "waited for labels",
 }
+OLD_GROUPS = {
+    "tokens_masked": "tokens masked as too old",
+    "waited_s": "seconds of waits for old groups",
+    "wait_limits": "waits for old groups that reached their limit",
+}
+"""Results that a comparison has only if a run has some: most runs have no option of replay.old_groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ def compare(runs: Sequence[ReportedRun]) -> Comparison:
         runs=runs,
         configuration=_differing([_shown(run) for run in runs]),
         environment=_differing([_facts(run.environments[0] if run.environments else None) for run in runs]),
-        results=_side_by_side([_results(run) for run in runs]),
+        results=_all_results(runs),
         tables=[table for axis in AXES for measure in TABLED if (table := _matched(runs, measure, axis))],
         configurations=configurations,
         statement=_statement(configurations, runs),
@@ -224,6 +230,11 @@ def _facts(host: Environment | None) -> dict[str, str]:
     return facts | dict(host.packages or {})
 
 
+def _all_results(runs: Sequence[ReportedRun]) -> dict[str, list[Any]]:
+    found = _side_by_side([_results(run) for run in runs])
+    return {name: values for name, values in found.items() if name not in OLD_GROUPS.values() or any(values)}
+
+
 def _results(run: ReportedRun) -> dict[str, Any]:
     summary = run.summary
     changes = {"reward": summary.reward, "outcome": summary.outcome} | {
@@ -238,6 +249,7 @@ def _results(run: ReportedRun) -> dict[str, Any]:
         if progress is not None:
             found[axis.name] = progress.at[-1]
     found |= {SPEED.get(name, name): value for name, value in summary.speed.items()}
+    found |= {shown: summary.old_groups[name] for name, shown in OLD_GROUPS.items()}
     return found | {f"trajectories {end}": count for end, count in summary.trajectories.items() if end != "trained"}
 
 

@@ -82,13 +82,9 @@ def watch(
     `woken` is readable after a child has ended. Cells are sent to the session through `cells`, and its reply after each
     cell arrives at `ended`. Between two cells the session is paused.
     """
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(woken, select.POLLIN)
     is_session = "program" not in request
     pausing = load(sys.argv[2], "pausing.py") if is_session else {}
-    if is_session:
-        poll.register(ended, select.POLLIN)
+    poll = polled(0, woken, *([ended] if is_session else []))
     pause: Any = None
     # The first request of a session is empty, so the first deadline is for the start of the session.
     began = time.monotonic()
@@ -123,9 +119,22 @@ def watch(
             pause = None
             began = time.monotonic()
             deadline = began + cell["wall_s"]
-            # The session may be ending at this moment. Then the next round reports it as the end of this cell.
-            with suppress(BrokenPipeError):
-                os.write(cells, json.dumps(cell).encode() + b"\n")
+            pass_on(cell, cells)
+
+
+def polled(*fds: int) -> select.poll:
+    """A poll for input on these descriptors."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return poll
+
+
+def pass_on(cell: dict[str, Any], cells: int) -> None:
+    """Send a cell to the session."""
+    # The session may be ending at this moment. Then the next round reports it as the end of this cell.
+    with suppress(BrokenPipeError):
+        os.write(cells, json.dumps(cell).encode() + b"\n")
 
 
 def become_program(request: dict[str, Any], output: IO[bytes], requests: int, replies: int) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from asyncrl.commands.demo.__main__ import main, preparation_threads
-from asyncrl.commands.demo.prepare import CACHE, Effort, make_policy
+from asyncrl.commands.demo.prepare import CACHE, SEED, Effort, make_policy, prepared_files
 from asyncrl.commands.demo.summary import (
     SHOWN_FILE,
     before_and_after,
@@ -122,6 +123,19 @@ def test_the_help_of_the_demo_has_its_own_options(
     shown = capsys.readouterr().out
     assert "--json" in shown
     assert "--model-only DIR" in shown
+
+
+@pytest.mark.parametrize("option", [["--cfg", "job"], ["--cfg=job"], ["-c", "job"]])
+def test_the_demo_shows_its_own_configuration_and_prepares_nothing(
+    option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*option, "learner.steps=3"]) == 0
+    shown = yaml.safe_load(capfd.readouterr().out)
+    files = prepared_files(CACHE, SEED)
+    assert (shown["run"]["name"], shown["learner"]["steps"], shown["learner"]["batch_size"]) == ("demo", 3, 64)
+    assert (shown["model"]["path"], shown["data"]["train"]) == (str(files.model), [str(files.train)])
+    assert not (tmp_path / CACHE).exists()
 
 
 def test_a_wrong_word_of_the_demo_is_refused_before_anything_is_prepared(

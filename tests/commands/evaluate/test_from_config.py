@@ -15,6 +15,7 @@ from asyncrl.config.compose import read
 from asyncrl.config.schema import RunConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError
+from asyncrl.launch.preflight.algorithm import check_algorithm
 from tests.helpers import make_task
 
 pytestmark = pytest.mark.slow
@@ -85,6 +86,30 @@ def test_an_evaluation_goes_on_with_what_it_measures_only(run: Path, tmp_path: P
     require_same(values_of(replace(config, engine=replace(config.engine, slots=3))), tmp_path)
     with pytest.raises(ConfigError, match=r"actor.temperature=0.9: it was 0.7"):
         require_same(values_of(replace(config, actor=replace(config.actor, temperature=0.9))), tmp_path)
+
+
+def test_an_evaluation_with_other_words_is_refused_by_the_names_of_what_the_user_sets(run: Path) -> None:
+    folder = run / "evaluations" / "one"
+    first = without_training(request(run).read(), request(run), folder)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(asdict(first)))
+
+    def refused(asked: EvaluationRequest) -> list[str]:
+        with pytest.raises(ConfigError, match="holds another evaluation: set these back") as error:
+            require_same(values_of(without_training(asked.read(), asked, folder)), folder)
+        return str(error.value).splitlines()[1:]
+
+    assert refused(request(run, "data.eval_limit=2")) == ["data.eval_limit=2: it was null"]
+    other = replace(request(run), data=["other.parquet"], attempts=3)
+    tasks = request(run).data[0]
+    assert refused(other) == [f"--data=[other.parquet]: it was [{tasks}]", "--n=3: it was 8"]
+
+
+def test_a_weight_of_demonstrations_needs_none_in_an_evaluation(run: Path) -> None:
+    words = ["algorithm.demonstration.weight=shaped", "data.demonstration=target"]
+    config = without_training(request(run, *words).read(), request(run), run / "evaluations" / "one")
+    assert (config.data.demonstration, config.algorithm.demonstration.weight) == (None, "none")
+    check_algorithm(config)
 
 
 def test_a_run_is_evaluated_on_its_own_held_out_tasks_unless_others_are_named(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from asyncrl.config.schema import ModelConfig, ObserveConfig, PartConfig
 from asyncrl.dashboard.episode_list import EpisodeQuery
 from asyncrl.errors import RefusedError
 from asyncrl.learner.batch.from_config import keep_settings
-from asyncrl.learner.batch.keeping import BYTES_A_TOKEN, EpisodeKeeper, choose, open_keeper
+from asyncrl.learner.batch.keeping import BYTES_A_TOKEN, EpisodeKeeper, KeptChoice, Sample, choose, open_keeper
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.kept.episode import HELD_OUT
 from asyncrl.observe.kept.format import EVALUATED_FOLDER
@@ -68,6 +69,18 @@ def test_random_groups_differ_by_step_and_seed_and_so_does_the_best_of_equals() 
     assert len(chosen) > 15
     firsts = {choose(plan_of(10, 4, step), rewards, 3, ROOM, 0).members[0] for step in range(30)}
     assert len(firsts) > 4
+
+
+def test_the_row_of_a_kept_episode_has_its_masked_tokens() -> None:
+    episodes = example_step(0, members=2, groups=1).episodes
+    sampled = [each.row.sampled for each in episodes]
+    trained = [sampled[0] - 3, sampled[1]]
+    plan = replace(plan_of(1, 2), sampled=sampled, first_trained=[1, 1], trained=trained)
+    for of, masked in ((plan, [3, 0]), (replace(plan, first_trained=(), trained=()), [0, 0])):
+        choice = KeptChoice([0, 1], {0: [], 1: []})
+        sample = Sample(of, choice, [each.trajectory for each in episodes], [each.labels for each in episodes])
+        numbers = np.zeros((3, sum(len(each.trajectory) for each in episodes)), np.float32)
+        assert [each.row.masked for each in sample.with_numbers(numbers).episodes] == masked
 
 
 def test_a_group_that_is_too_large_is_left_out_and_counted() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.observe.sinks import metrics_file
+from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.runs.environment import ENVIRONMENT_FILE, record_environment
 from asyncrl.runs.report.compare import as_plain, comparison_page, main
 from asyncrl.runs.report.comparison import Comparison, compare, spread
@@ -32,6 +32,17 @@ def test_only_what_differs_is_shown_of_configuration_and_environment(tmp_path: P
     assert found.configuration == {"learner.lr": [0.5, 0.25], "algorithm.advantage.name": ["grpo", "rloo"]}
     assert found.environment == {}
     assert found.results["held-out accuracy, last"] == [0.75, 0.75]
+
+
+@pytest.mark.slow
+def test_the_waits_for_old_groups_are_compared_if_a_run_had_some(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one", [0.1] * 4), write_run(tmp_path / "two", [0.1] * 4)
+    waits = "seconds of waits for old groups"
+    assert waits not in compared(one, two).results
+    JsonLines(metrics_file(two, "replay")).log(4, {"learner_waited_for_old_groups_s": 12.0})
+    found = compared(one, two).results
+    assert found[waits] == [0.0, 12.0]
+    assert "tokens masked as too old" not in found
 
 
 @pytest.mark.slow
