@@ -19,8 +19,8 @@ unanswered requests of a client, and `server.py` the requests that it receives.
 In reading order: `admission.py`, `protocol.py` (the requests), `service.py` (what each request does), `tickets.py`,
 `labelling.py`, `groups.py`, `planning.py`, `sampling.py`, `fresh_starts.py`, `old_groups.py`, `old_tokens.py`, then
 `store.py`, `transaction.py` and `records.py`, then `messages.py`, `committer.py`, `server.py`, `link.py` and
-`client.py`. `selection.py` and `cohorts.py` compare what is trained with what was sampled. Only `from_config.py` and `__main__.py`
-read the configuration.
+`client.py`. `selection.py` and `cohorts.py` compare what is trained with what was sampled. Only `from_config.py` and
+`__main__.py` read the configuration.
 
 You can freely change samplers and filters (`sampling.py`), counters (`counters.py`) and time limits. A change of tables
 or records needs a new `FORMAT` in `store.py`, except for new last fields with a default, which older stores lack. A

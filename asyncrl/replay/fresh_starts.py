@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FEWEST = 128
+"""The number of episodes after which an actor is judged. The first episodes that end are short, so that they seem to
+wait for a large part of their time."""
 FORGETS = 1 / 2048
 """The share of earlier times that an actor's next episode replaces."""
 TRIES_AGAIN = 0.1
@@ -26,9 +29,10 @@ are too long then cost a few percent, since each trial ends soon."""
 @dataclass(slots=True)
 class _Times:
     """Sums over the latest episodes of an actor, in seconds: their waits for a version, and all of their time. `since`
-    is the newest version when the actor delivered its first episode."""
+    is the newest version when the actor delivered its first episode, and `episodes` their number since then."""
 
     since: int
+    episodes: int = 0
     waited: float = 0.0
     all: float = 0.0
     waits: bool = True
@@ -50,8 +54,9 @@ class FreshStarts:
             return  # The first episodes wait until the engines have started.
         times.waited += waited_s - FORGETS * times.waited
         times.all += seconds - FORGETS * times.all
+        times.episodes += 1
         limit = self._limit if times.waits else TRIES_AGAIN * self._limit
-        times.waits = times.waited <= limit * times.all
+        times.waits = times.episodes < FEWEST or times.waited <= limit * times.all
 
     def waits(self, actor: str) -> bool:
         """True if the episodes of an actor start only with the newest version."""
