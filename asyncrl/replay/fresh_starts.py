@@ -4,9 +4,9 @@ The age bound counts versions, and the oldest token of a group decides its age. 
 was published, since admission then lets in new ones. For a moment, engines still serve the version before. An episode
 that starts at once is therefore one version older than it needs to be: with max_lag = 1, it has lost half of its time.
 
-So a ticket asks for the version that was the newest when an actor got it, and the episode waits for the transfer. A
-group gains one of the max_lag + 1 versions of its time, and loses the time of the transfer. So episodes wait as long as
-they spend less than 1 / (max_lag + 1) of their time waiting.
+So a ticket asks for the version that was the newest when an actor got it, and the episode waits for the transfer. With
+the version before, it would have max_lag versions of time, and now it has one more. So episodes wait as long as they
+spend less than 1 / max_lag of their time waiting. With max_lag = 1 they always wait.
 
 A link may be so slow that engines never serve the newest version. Waits then exceed the limit, and the episodes of this
 actor start with any version that is young enough. They wait again, as a trial, once old waits are nearly forgotten.
@@ -43,7 +43,7 @@ class FreshStarts:
     episodes are enough to learn them again."""
 
     def __init__(self, max_lag: int) -> None:
-        self._limit = 1 / (max_lag + 1)
+        self._limit = 1 / max(1, max_lag)
         self._times: dict[str, _Times] = {}
 
     def delivered(self, actor: str, asked: int, newest: int, waited_s: float, seconds: float) -> None:
