@@ -4,6 +4,8 @@ A simulation around the real replay (`asyncrl.capacity`) runs the workloads of `
 has the same numbers of episodes at once, batches and groups, and rates like those of 0.6B models on H100s. All
 treatments get the same episodes. With `both`, a step waits for a few seconds, and then masks.
 
+A new version reaches the engines after TRANSFER_S, as on two H200.
+
     python -m benchmarks.old_groups
 """
 
@@ -24,6 +26,7 @@ from benchmarks.record import write_result
 
 STEPS = {"heavy": (30, 50), "short": (12, 18)}
 """The steps that fill the run, and the measured steps, of each workload."""
+TRANSFER_S = 0.4
 COLUMNS = ("workload", "max_lag", "treatment", "samples_per_s", "trained_tokens_per_s", "thrown_away", "mean_lag")
 
 
@@ -37,6 +40,7 @@ def run(workload: str, max_lag: int, treatment: str) -> dict[str, Any]:
         token_s=LEARNERS["fast"],
         step_s=0.3,
         publish_s=0.3,
+        transfer_s=TRANSFER_S,
         switch_s=0.1,
         label_s=1e-4,
     )
@@ -75,7 +79,10 @@ def main() -> None:
                 rows.append(run(workload, max_lag, treatment))
                 # The simulation takes minutes, so each row is shown when it is known.
                 print(*(rows[-1][name] for name in COLUMNS), rows[-1]["mean_length"], rows[-1]["chosen_by"], flush=True)
-        write_result(f"old_groups-{workload}", {"treatments": treatments, "steps": STEPS[workload], "rows": rows})
+        write_result(
+            f"old_groups-{workload}",
+            {"treatments": treatments, "transfer_s": TRANSFER_S, "steps": STEPS[workload], "rows": rows},
+        )
 
 
 if __name__ == "__main__":

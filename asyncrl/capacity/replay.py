@@ -4,7 +4,7 @@ simulated time."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,10 +66,17 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         request = protocol.GetTickets(actor, actor, list(holding), [], want)
         return self._ask(request) or []
 
-    def put(self, ticket: Ticket, versions: Sequence[int], sampled: int, turns: int) -> str:
+    def put(
+        self,
+        ticket: Ticket,
+        versions: Sequence[int],
+        sampled: int,
+        turns: int,
+        timings: Mapping[str, float] | None = None,
+    ) -> str:
         """Deliver an episode that these `versions`, in ascending order, sampled. The trajectory has only one token of
-        each. Its record gets the true number of sampled tokens and of turns. Returns "stored", or "late" if its group
-        was dropped."""
+        each. Its record gets the true number of sampled tokens and of turns. `timings` has the seconds of its phases.
+        Returns "stored", or "late" if its group was dropped."""
         runs = [(0, -1), *enumerate(versions, 1)]
         length = len(runs)
         trajectory = Trajectory(
@@ -83,6 +90,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
             turns=(*PROMPT, Turn(1, length, Role.ASSISTANT, "stop")),
             steps=(),
             finish=Finish.COMPLETED,
+            timings=timings or {},
         )
         reply = self._ask(protocol.PutTrajectory(0), encode(trajectory_message(trajectory)))
         record = TrajectoryRecord.load(self._tx, ticket.id)

@@ -248,9 +248,10 @@ class _Simulation:
 
     def _play(self, ticket: Ticket, holding: dict[str, None], ended: _Waiting) -> Process:
         """Play the episode of a ticket."""
-        dice = random.Random(f"{self._seed} {ticket.id}")
+        dice, started = random.Random(f"{self._seed} {ticket.id}"), self._environment.now
         while self._engines.version < ticket.min_version:
             yield self._engines.switched
+        waited = self._environment.now - started
         episode = dice.choice(self._rates.tasks[int(ticket.task.id)])
         calls, tokens = max(1, episode.turns - 1), episode.sampled / episode.turns
         versions: defaultdict[int, float] = defaultdict(float)
@@ -267,7 +268,8 @@ class _Simulation:
             self._actors.wake()
         else:
             self._episodes[ticket.id] = (episode, versions)
-            self._replay.put(ticket, sorted(versions), episode.sampled, episode.turns)
+            timings = {"wait": waited, "play": self._environment.now - started - waited}
+            self._replay.put(ticket, sorted(versions), episode.sampled, episode.turns, timings)
             self._idle_scorers.wake(1)
         ended.wake()
 

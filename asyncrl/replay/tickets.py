@@ -11,6 +11,7 @@ from asyncrl.errors import BusyError, RefusedError
 from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import EPISODES, FailureBackoff
 from asyncrl.replay.failure_limit import FailureLimit
+from asyncrl.replay.fresh_starts import FreshStarts
 from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queue
 from asyncrl.replay.images import keep_images, lacks_images, read_images
 from asyncrl.replay.labelling import Labelling
@@ -24,6 +25,8 @@ from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 
 TICKETS_A_REPLY = 256
+WAIT = "wait"
+"""The phase of an episode in which it waits for a policy version (`Trajectory.timings`)."""
 
 
 class TicketQueue:
@@ -49,6 +52,7 @@ class TicketQueue:
         self._clock = clock
         self._stages = stages
         self._given: dict[str, float] = {}
+        self._fresh_starts = FreshStarts(settings.admission.max_lag)
 
     def resume(self, tx: Transaction) -> None:
         """Continue after a restart. Every actor gets a fresh lease, and every ticket its full time."""
@@ -121,8 +125,8 @@ class TicketQueue:
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
         group = GroupRecord.of(tx, record.group)
         oldest = max(0, self._settings.oldest_allowed(tx.counter("version")))
-        if self._settings.wait_s:
-            # The learner waits for episodes by the version of their tickets, so no older version may play them.
+        # If steps wait for old groups, they wait by the version of the tickets, so no older version may play any.
+        if self._settings.wait_s or self._fresh_starts.waits(record.worker):
             oldest = max(oldest, record.version)
         return Ticket(
             id=name,
@@ -135,6 +139,7 @@ class TicketQueue:
         )
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
+        self._fresh_starts.forget(worker)
         for name in tx.members("held", worker):
             record = TicketRecord.of(tx, name)
             record.worker, record.version = "", -1
@@ -200,6 +205,9 @@ class TicketQueue:
         )
         tx.afterwards(self._backoff.succeeded, EPISODES)
         tx.afterwards(self._limit.succeeded, name)
+        if group.training and not trajectory.is_demonstration:
+            waited_s, newest = trajectory.timings.get(WAIT, 0.0), tx.counter("version")
+            tx.afterwards(self._fresh_starts.delivered, ticket.worker, ticket.version, newest, waited_s, record.seconds)
         tx.put_bytes("data", name, *join_parts(frames))
         keep_images(tx, trajectory, sent)
         self._stages.end(tx, Stage.TICKET, name, worker=ticket.worker, outcome="stored")

@@ -1,0 +1,68 @@
+"""Decides for each actor if its episodes start only with the newest policy version.
+
+The age bound counts versions, and the oldest token of a group decides its age. Most episodes start just after a version
+was published, since admission then lets in new ones. For a moment, engines still serve the version before. An episode
+that starts at once is therefore one version older than it needs to be: with max_lag = 1, it has lost half of its time.
+
+So a ticket asks for the version that was the newest when an actor got it, and the episode waits for the transfer. With
+the version before, it would have max_lag versions of time, and now it has one more. So episodes wait as long as they
+spend less than 1 / max_lag of their time waiting. With max_lag = 1 they always wait.
+
+A link may be so slow that engines never serve the newest version. Waits then exceed the limit, and the episodes of this
+actor start with any version that is young enough. They wait again, as a trial, once old waits are nearly forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FEWEST = 128
+"""The number of episodes after which an actor is judged. The first episodes that end are short, so that they seem to
+wait for a large part of their time."""
+FORGETS = 1 / 2048
+"""The share of earlier times that an actor's next episode replaces."""
+TRIES_AGAIN = 0.1
+"""After waits have exceeded the limit, episodes wait again once the share is below this part of the limit. Waits that
+are too long then cost a few percent, since each trial ends soon."""
+
+
+@dataclass(slots=True)
+class _Times:
+    """Sums over the latest episodes of an actor, in seconds: their waits for a version, and all of their time. `since`
+    is the newest version when the actor delivered its first episode, and `episodes` their number since then."""
+
+    since: int
+    episodes: int = 0
+    waited: float = 0.0
+    all: float = 0.0
+    waits: bool = True
+
+
+class FreshStarts:
+    """Knows for each actor if its episodes wait for the newest version. The times are only in memory, since few
+    episodes are enough to learn them again."""
+
+    def __init__(self, max_lag: int) -> None:
+        self._limit = 1 / max(1, max_lag)
+        self._times: dict[str, _Times] = {}
+
+    def delivered(self, actor: str, asked: int, newest: int, waited_s: float, seconds: float) -> None:
+        """Note that an episode of an actor took so many seconds, of which it first waited `waited_s` for a version. Its
+        ticket was given out at version `asked`. The newest version is `newest` now."""
+        times = self._times.setdefault(actor, _Times(newest))
+        if asked <= times.since:
+            return  # The first episodes wait until the engines have started.
+        times.waited += waited_s - FORGETS * times.waited
+        times.all += seconds - FORGETS * times.all
+        times.episodes += 1
+        limit = self._limit if times.waits else TRIES_AGAIN * self._limit
+        times.waits = times.episodes < FEWEST or times.waited <= limit * times.all
+
+    def waits(self, actor: str) -> bool:
+        """True if the episodes of an actor start only with the newest version."""
+        times = self._times.get(actor)
+        return times is None or times.waits
+
+    def forget(self, actor: str) -> None:
+        """Note that a process of an actor has ended. The next one may have other engines."""
+        self._times.pop(actor, None)
