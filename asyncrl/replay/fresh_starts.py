@@ -14,6 +14,7 @@ actor start with any version that is young enough. They wait again, as a trial, 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 FEWEST = 128
@@ -24,6 +25,8 @@ FORGETS = 1 / 2048
 TRIES_AGAIN = 0.1
 """After waits have exceeded the limit, episodes wait again once the share is below this part of the limit. Waits that
 are too long then cost a few percent, since each trial ends soon."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -56,12 +59,23 @@ class FreshStarts:
         times.all += seconds - FORGETS * times.all
         times.episodes += 1
         limit = self._limit if times.waits else TRIES_AGAIN * self._limit
-        times.waits = times.episodes < FEWEST or times.waited <= limit * times.all
+        waits = times.episodes < FEWEST or times.waited <= limit * times.all
+        if times.waits and not waits:
+            logger.info(
+                "%s: episodes spend %.0f%% of the time waiting for the newest policy version (limit %.0f%%); now they "
+                "start with any version that is young enough",
+                *(actor, 100 * times.waited / times.all, 100 * self._limit),
+            )
+        times.waits = waits
 
     def waits(self, actor: str) -> bool:
         """True if the episodes of an actor start only with the newest version."""
         times = self._times.get(actor)
         return times is None or times.waits
+
+    def at_once(self) -> list[str]:
+        """The actors whose episodes start with any version that is young enough."""
+        return sorted(actor for actor, times in self._times.items() if not times.waits)
 
     def forget(self, actor: str) -> None:
         """Note that a process of an actor has ended. The next one may have other engines."""

@@ -52,7 +52,7 @@ class TicketQueue:
         self._clock = clock
         self._stages = stages
         self._given: dict[str, float] = {}
-        self._fresh_starts = FreshStarts(settings.admission.max_lag)
+        self.fresh_starts = FreshStarts(settings.admission.max_lag)
 
     def resume(self, tx: Transaction) -> None:
         """Continue after a restart. Every actor gets a fresh lease, and every ticket its full time."""
@@ -126,7 +126,7 @@ class TicketQueue:
         group = GroupRecord.of(tx, record.group)
         oldest = max(0, self._settings.oldest_allowed(tx.counter("version")))
         # If steps wait for old groups, they wait by the version of the tickets, so no older version may play any.
-        if self._settings.wait_s or self._fresh_starts.waits(record.worker):
+        if self._settings.wait_s or self.fresh_starts.waits(record.worker):
             oldest = max(oldest, record.version)
         return Ticket(
             id=name,
@@ -139,7 +139,7 @@ class TicketQueue:
         )
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
-        self._fresh_starts.forget(worker)
+        self.fresh_starts.forget(worker)
         for name in tx.members("held", worker):
             record = TicketRecord.of(tx, name)
             record.worker, record.version = "", -1
@@ -207,7 +207,7 @@ class TicketQueue:
         tx.afterwards(self._limit.succeeded, name)
         if group.training and not trajectory.is_demonstration:
             waited_s, newest = trajectory.timings.get(WAIT, 0.0), tx.counter("version")
-            tx.afterwards(self._fresh_starts.delivered, ticket.worker, ticket.version, newest, waited_s, record.seconds)
+            tx.afterwards(self.fresh_starts.delivered, ticket.worker, ticket.version, newest, waited_s, record.seconds)
         tx.put_bytes("data", name, *join_parts(frames))
         keep_images(tx, trajectory, sent)
         self._stages.end(tx, Stage.TICKET, name, worker=ticket.worker, outcome="stored")

@@ -58,8 +58,8 @@ class ShardNow:
     - `pending`: the number of tickets (permissions to run an episode) that no actor has taken;
     - `waiting`: the number of episodes that no scorer has taken;
     - `actors`, `scorers`: the number of episodes that each actor or scorer holds;
-    - `needs`: the oldest policy version that may play any of the training episodes that each actor holds, if it is
-      newer than the age bound requires (`replay.old_groups.wait_s`);
+    - `needs`: the oldest policy version that may play any of the training episodes that each actor holds, if its
+      episodes start only with the newest version (`asyncrl.replay.fresh_starts`);
     - `silence_s`: the seconds since the last request of each actor and scorer;
     - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
     - `is_full`: true if the store is so full that no tickets are issued;
@@ -172,7 +172,6 @@ def _files_of_shards(name: str, shards: int) -> list[str]:
 def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, RoleNow]) -> Situation:
     """The situation of a running run, at the moment of a sample."""
     shards, groups = len(now.shards), settings.batch_size // settings.group_size
-    waits_for_old = settings.replay.old_groups.wait_s > 0
     solved = [bool(live and live.get("solved")) for live in now.answers]
 
     def wanted(shard: int) -> int:
@@ -181,7 +180,7 @@ def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, Rol
 
     return Situation(
         [
-            _shard("replay" if shards == 1 else f"replay-{shard}", wanted(shard), summary, live, waits_for_old)
+            _shard("replay" if shards == 1 else f"replay-{shard}", wanted(shard), summary, live)
             for shard, (summary, live) in enumerate(zip(now.shards, now.answers, strict=True))
         ],
         roles,
@@ -194,12 +193,10 @@ def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, Rol
     )
 
 
-def _shard(
-    name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any] | None, waits_for_old: bool
-) -> ShardNow:
+def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any] | None) -> ShardNow:
     counters, counts = summary.counters, summary.counts
     status = live or {}
-    silence = status.get("silence_s", {})
+    silence, at_once = status.get("silence_s", {}), status.get("start_at_once", summary.held_since)
     return ShardNow(
         name,
         wanted,
@@ -210,8 +207,7 @@ def _shard(
         waiting=counts["states"]["waiting"],
         actors=counts["actors"],
         scorers=counts["scorers"],
-        # An episode then starts only once its engine serves the version that was the newest when its ticket was given.
-        needs=summary.held_since if waits_for_old else {},
+        needs={actor: version for actor, version in summary.held_since.items() if actor not in at_once},
         silence_s={**silence.get("actors", {}), **silence.get("scorers", {})},
         committed=counters["committed"],
         capacity=status.get("capacity", 0),

@@ -65,6 +65,7 @@ def test_an_actor_whose_episodes_wait_for_long_starts_with_any_version_that_can_
     assert asked(core) == 7, "the limit is a quarter"
     play(core, episodes=FEWEST, waited_s=3.0)
     assert asked(core) == 7 - MAX_LAG
+    assert core.status()["start_at_once"] == ["a"]
     assert asked(core, "b") == 7, "the engines of other actors may have a faster link"
 
 

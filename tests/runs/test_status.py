@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -132,8 +133,8 @@ def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first
     assert seen.oldest_ticket == (first[1].id, "a")
 
 
-def test_an_actor_needs_the_oldest_version_of_its_tickets_if_the_learner_waits_for_old_groups(tmp_path: Path) -> None:
-    core = Core(tmp_path / "replay", make_settings(admission=Admission(4, 8), wait_s=60.0))
+def test_an_actor_needs_the_oldest_version_of_its_tickets_unless_its_episodes_start_at_once(tmp_path: Path) -> None:
+    core = Core(tmp_path / "replay", make_settings(admission=Admission(4, 8)))
     first = core.tickets(1, worker="a")
     core.publish(1)
     core.tickets(2, worker="a", holding=[each.id for each in first])
@@ -144,13 +145,15 @@ def test_an_actor_needs_the_oldest_version_of_its_tickets_if_the_learner_waits_f
     seen = summary(core)
     core.store.close()
 
-    def needs(wait_s: float) -> Mapping[str, int]:
-        settings = Run(write_run(tmp_path / "run", [0.5], {"replay.old_groups.wait_s": wait_s})).settings()
-        assert settings is not None
-        return situation(StatusSample(0.0, seen, [seen], [{}], ""), settings, {}).shards[0].needs
+    settings = Run(write_run(tmp_path / "run", [0.5])).settings()
+    assert settings is not None
 
-    assert needs(60.0) == {"a": 1, "b": 1}
-    assert needs(0.0) == {}, "tickets then need only the version that the age bound allows"
+    def needs(live: Mapping[str, Any] | None) -> Mapping[str, int]:
+        return situation(StatusSample(0.0, seen, [seen], [live], ""), settings, {}).shards[0].needs
+
+    assert needs({"start_at_once": []}) == {"a": 1, "b": 1}
+    assert needs({"start_at_once": ["a"]}) == {"b": 1}
+    assert needs(None) == {}, "the replay did not say whose episodes wait"
 
 
 def test_failures_dead_letters_and_evictions_are_counted_by_reason(tmp_path: Path) -> None:
