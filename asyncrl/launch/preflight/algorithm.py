@@ -87,7 +87,7 @@ def _unread_model(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
 
 def _unused_weight(algorithm: AlgorithmConfig, data: DataConfig) -> Iterator[str]:
     """Yield a refusal of the weight of demonstrations if no task has a demonstration."""
-    # No check of combinations: a program with verl's operators may add demonstrations itself (compat/verl).
+    # No check of combinations: a program with verl's operators may add demonstrations itself.
     weight = algorithm.demonstration.weight
     if weight != "none" and data.demonstration is None:
         yield (
