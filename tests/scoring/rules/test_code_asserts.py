@@ -118,7 +118,7 @@ def test_a_judge_that_cannot_run_is_a_failure_and_not_a_zero():
 
 
 def test_asserts_that_cannot_begin_in_the_time_of_all_tests_are_a_failure_and_not_a_zero():
-    with pytest.raises(ScoringError, match="could not begin within .* or scoring.timeout_s"):
+    with pytest.raises(ScoringError, match=r"could not begin within .* or scoring\.timeout_s"):
         judge("def add(a, b): return a + b", ASSERTS, deadline=time.monotonic() + 0.08)
 
 
