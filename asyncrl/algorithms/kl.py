@@ -154,7 +154,7 @@ class K3(Kl):
         # The gradient of the ratio times k3 and that of k3 itself add up to the gradient of the KL. Beyond a bound, k3
         # has no gradient, and that of the ratio alone would push a token further away from the reference.
         d = (logprobs - reference).detach()
-        beyond = (d < -D_LIMIT) | (self.form(d.clamp(-D_LIMIT, D_LIMIT)) >= self.cap)
+        beyond = (d <= -D_LIMIT) | (self.form(d.clamp(-D_LIMIT, D_LIMIT)) >= self.cap)
         return torch.where(beyond, result.detach(), result)
 
 

@@ -4,9 +4,12 @@ The age bound counts versions, and the oldest token of a group decides its age. 
 was published, since admission then lets in new ones. For a moment, engines still serve the version before. An episode
 that starts at once is therefore one version older than it needs to be: with max_lag = 1, it has lost half of its time.
 
-So a ticket asks for the version that was the newest when an actor got it, and the episode waits for the transfer. With
-the version before, it would have max_lag versions of time, and now it has one more. So episodes wait as long as they
-spend less than 1 / max_lag of their time waiting. With max_lag = 1 they always wait.
+So a ticket asks for the version that was the newest when an actor got it, and the episode waits for the transfer. It
+asks for an older version if that is still young enough when its group is trained (`TicketQueue`): an actor with few
+slots fills the next batch during a whole version, and waits would only make this take longer.
+
+With the version before, an episode would have max_lag versions of time, and now it has one more. So episodes wait as
+long as they spend less than 1 / max_lag of their time waiting. With max_lag = 1 this does not limit waits.
 
 A link may be so slow that engines never serve the newest version. Waits then exceed the limit, and the episodes of this
 actor start with any version that is young enough. They wait again, as a trial, once old waits are nearly forgotten.
@@ -24,7 +27,7 @@ FORGETS = 1 / 2048
 """The share of earlier times that an actor's next episode replaces."""
 TRIES_AGAIN = 0.1
 """After waits have exceeded the limit, episodes wait again once the share is below this part of the limit. Waits that
-are too long then cost a few percent, since each trial ends soon."""
+are too long then cost about 1 / (2 max_lag) of the time, since each trial ends soon."""
 
 logger = logging.getLogger(__name__)
 

@@ -201,7 +201,8 @@ class TicketRecord(Record):
     """An open ticket, which permits one episode.
 
     - `worker`: the actor that holds it, or empty while it waits for an actor
-    - `version`: the newest policy version when the actor got it; -1 while it waits, and if it is unknown
+    - `version`: the oldest policy version that may start the episode, decided when the actor got the ticket; -1 while
+      it waits for an actor, and if it is unknown
     """
 
     table = "tickets"

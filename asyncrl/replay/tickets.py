@@ -5,6 +5,7 @@ A trajectory is taken exactly once: it has the id of its ticket, and the ticket 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from asyncrl.errors import BusyError, RefusedError
@@ -25,6 +26,9 @@ from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 
 TICKETS_A_REPLY = 256
+MARGIN = 0.25
+"""The part of a batch by which a group may be trained later than in the order in which groups are opened, since others
+end before it. An episode starts with a version that is then still young enough."""
 WAIT = "wait"
 """The phase of an episode in which it waits for a policy version (`Trajectory.timings`)."""
 
@@ -114,7 +118,7 @@ class TicketQueue:
             # A ticket that was withdrawn and offered again is queued twice. When the second entry reaches the front of
             # the queue, a worker already holds the ticket.
             if record is not None and not record.worker:
-                record.worker, record.version = worker, tx.counter("version")
+                record.worker, record.version = worker, self._start(tx, worker)
                 record.save(tx, name)
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
@@ -124,10 +128,7 @@ class TicketQueue:
 
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
         group = GroupRecord.of(tx, record.group)
-        oldest = max(0, self._settings.oldest_allowed(tx.counter("version")))
-        # If steps wait for old groups, they wait by the version of the tickets, so no older version may play any.
-        if self._settings.wait_s or self.fresh_starts.waits(record.worker):
-            oldest = max(oldest, record.version)
+        oldest = max(0, self._settings.oldest_allowed(tx.counter("version")), record.version)
         return Ticket(
             id=name,
             task=self._settings.task(group, record.member),
@@ -137,6 +138,20 @@ class TicketQueue:
             temperature=self._settings.temperature_of(group, record.member),
             min_version=oldest if group.training else group.version,
         )
+
+    def _start(self, tx: Transaction, worker: str) -> int:
+        """The oldest version that may start the next episode of an actor."""
+        newest, settings = tx.counter("version"), self._settings
+        # If steps wait for old groups, they wait by the version of the tickets, so no older version may play any.
+        if settings.wait_s:
+            return newest
+        if not self.fresh_starts.waits(worker):
+            return max(0, settings.oldest_allowed(newest))
+        # A group is opened only if no ticket is left, so that this one's group is the last of those in no plan.
+        planned, batch = tx.count("plans"), settings.batch_size
+        last = tx.counter("committed") - planned * batch - 1 + math.ceil(MARGIN * batch)
+        trained_by = settings.version_at(planned + max(0, last) // batch)
+        return max(0, min(newest, settings.oldest_allowed(trained_by)))
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
         self.fresh_starts.forget(worker)

@@ -58,8 +58,8 @@ class ShardNow:
     - `pending`: the number of tickets (permissions to run an episode) that no actor has taken;
     - `waiting`: the number of episodes that no scorer has taken;
     - `actors`, `scorers`: the number of episodes that each actor or scorer holds;
-    - `needs`: the oldest policy version that may play any of the training episodes that each actor holds, if its
-      episodes start only with the newest version (`asyncrl.replay.fresh_starts`);
+    - `needs`: the oldest policy version that may start any of the training episodes that each actor holds
+      (`asyncrl.replay.fresh_starts`);
     - `silence_s`: the seconds since the last request of each actor and scorer;
     - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
     - `is_full`: true if the store is so full that no tickets are issued;
@@ -196,7 +196,7 @@ def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, Rol
 def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any] | None) -> ShardNow:
     counters, counts = summary.counters, summary.counts
     status = live or {}
-    silence, at_once = status.get("silence_s", {}), status.get("start_at_once", summary.held_since)
+    silence = status.get("silence_s", {})
     return ShardNow(
         name,
         wanted,
@@ -207,7 +207,7 @@ def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any
         waiting=counts["states"]["waiting"],
         actors=counts["actors"],
         scorers=counts["scorers"],
-        needs={actor: version for actor, version in summary.held_since.items() if actor not in at_once},
+        needs=summary.needs,
         silence_s={**silence.get("actors", {}), **silence.get("scorers", {})},
         committed=counters["committed"],
         capacity=status.get("capacity", 0),

@@ -62,8 +62,7 @@ class StoreSummary:
     - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     - `learner_step` is the step that the learner requested last.
     - `selection` counts the decided episodes (`asyncrl.replay.selection`).
-    - `held_since` has for each actor the oldest of the policy versions that were the newest when the actor got the
-      training tickets that it holds.
+    - `needs` has for each actor the oldest policy version that may start any of the training episodes that it holds.
     """
 
     counters: dict[str, int]
@@ -72,7 +71,7 @@ class StoreSummary:
     oldest_ticket: tuple[str, str] | None
     learner_step: int = 0
     selection: Selection = field(default_factory=Selection)
-    held_since: Mapping[str, int] = field(default_factory=dict)
+    needs: Mapping[str, int] = field(default_factory=dict)
 
 
 def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
@@ -82,10 +81,10 @@ def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
     states, groups = _open_groups(tx)
     kept = unreported(tx, kept_steps)
     held = [(name, ticket) for name, ticket in TicketRecord.all(tx) if ticket.worker]
-    held_since: dict[str, int] = {}
+    needs: dict[str, int] = {}
     for _, ticket in held:
         if not is_evaluation(ticket.group):
-            held_since[ticket.worker] = min(ticket.version, held_since.get(ticket.worker, ticket.version))
+            needs[ticket.worker] = min(ticket.version, needs.get(ticket.worker, ticket.version))
     states |= {state.value: tx.counter(state) for state in ENDS}
     states[TrajectoryState.PLANNED] -= kept["trained"]
     states[TrajectoryState.TRAINED] += kept["trained"]
@@ -104,7 +103,7 @@ def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
     totals |= {name: totals[name] + count for name, count in kept.items()}
     selection = cohorts.selection(tx)
     oldest = _oldest([(name, ticket.worker) for name, ticket in held])
-    return StoreSummary(totals, counts, steps, oldest, tx.counter("learner_step"), selection, held_since)
+    return StoreSummary(totals, counts, steps, oldest, tx.counter("learner_step"), selection, needs)
 
 
 def join(shards: Sequence[StoreSummary]) -> StoreSummary:

@@ -94,14 +94,14 @@ def test_forms_weighted_by_the_ratio_have_the_gradient_of_the_kl_on_old_data(nam
 
 @pytest.mark.parametrize("cap", [10.0, math.inf])
 def test_k3_weighted_by_the_ratio_never_pushes_a_token_away_from_the_reference(cap):
-    # The gradient of the KL by a token's log-prob is w d. It is left out where k3 is capped, or d is below -10.
-    d = doubles(-12, -5, -3, -2.5, -1, 0.5, 3)
+    # The gradient of the KL by a token's log-prob is w d. It is left out where k3 is capped, or d is -10 or less.
+    d = doubles(-12, -10, -5, -3, -2.5, -1, 0.5, 3)
     policy = torch.full_like(d, -8).requires_grad_()
     form, behaviour = K3(cap=cap, importance_weighted=True), torch.full_like(d, -8.5)
     result = form.weighted(policy, policy.detach() - d, behaviour)
     (gradient,) = torch.autograd.grad(result.sum(), policy)
     weight = math.exp(0.5)
-    left_out = 3 if cap == 10 else 1
+    left_out = 4 if cap == 10 else 2
     expected = [0.0] * left_out + [weight * each for each in d.tolist()[left_out:]]
     assert gradient.tolist() == pytest.approx(expected)
     assert result.tolist() == pytest.approx([weight * each for each in form.form(d.clamp(-10, 10)).tolist()])

@@ -1,5 +1,5 @@
-"""An episode starts with the newest version, so that no group loses a version of its time to a transfer of weights. An
-actor over a slow link does not wait."""
+"""An episode starts with the newest version if its group would otherwise be trained too late, so that no group loses a
+version of its time to a transfer of weights. An actor over a slow link does not wait."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from asyncrl.replay.fresh_starts import FEWEST, FreshStarts
 from tests.replay.support import Core, make_settings
 
 MAX_LAG = 4
+BATCH, MANY = 4, 64
 
 
-def started(folder: Path, version: int) -> Core:
-    """A replay whose learner has published `version`. There is always a ticket to give out."""
-    core = Core(folder, make_settings(admission=Admission(MAX_LAG, 400)))
+def started(folder: Path, version: int, before: int = MANY) -> Core:
+    """A replay whose learner has published `version`. Another actor holds `before` tickets, by default so many that the
+    next groups will be trained long after. There is always a ticket to give out."""
+    core = Core(folder, make_settings(admission=Admission(MAX_LAG, 400), batch_size=BATCH))
+    core.tickets(before, "other")
     core.publish(version)
     return core
 
@@ -44,6 +47,34 @@ def test_an_episode_starts_only_with_the_newest_version(tmp_path: Path) -> None:
     assert asked(core) == 6
     core.publish(7)
     assert asked(core) == 7
+
+
+@pytest.mark.parametrize(
+    ("before", "least"), [(2, 0), (BATCH, 0), (BATCH * MAX_LAG, 0), (BATCH * (MAX_LAG + 1), 1), (MANY, 2)]
+)
+def test_an_episode_waits_only_for_a_version_that_is_young_enough_when_its_group_is_trained(
+    tmp_path: Path, before: int, least: int
+) -> None:
+    """No step is planned yet, so step k, at version k, trains the groups from k batches on."""
+    assert asked(started(tmp_path, version=2, before=before)) == least
+
+
+def test_planned_groups_are_not_before_a_new_one(tmp_path: Path) -> None:
+    core = started(tmp_path, version=0, before=0)
+    for step in range(MAX_LAG + 1):
+        core.run_episodes(BATCH, version=step)
+        assert core.plan(step) is not None
+        core.publish(step + 1)
+    assert asked(core) == 1, "of the next batch, which step 5 trains"
+
+
+def test_a_held_ticket_is_recorded_with_the_version_that_it_asks_for(tmp_path: Path) -> None:
+    core = started(tmp_path, version=2, before=2)
+    (ticket,) = core.tickets(1)
+    core.restart()
+    core.publish(3)
+    (again,) = core.tickets(1)
+    assert (again.id, again.min_version) == (ticket.id, 0)
 
 
 def test_a_ticket_asks_for_the_version_at_which_it_was_given_out_if_its_reply_was_lost(tmp_path: Path) -> None:
@@ -77,9 +108,10 @@ def test_an_actor_that_has_not_waited_for_long_waits_again(tmp_path: Path) -> No
     play(core, episodes=40, waited_s=10.0)
     play(core, episodes=200, waited_s=0.0)
     assert asked(core) == 7 - MAX_LAG
+    core.publish(12)
     for _ in range(8):
         play(core, episodes=200, waited_s=0.0)
-    assert asked(core) == 7
+    assert asked(core) == 12
 
 
 def test_the_first_episodes_that_end_do_not_judge_an_actor(tmp_path: Path) -> None:
@@ -165,3 +197,13 @@ def test_over_a_link_that_is_slower_than_steps_episodes_do_not_wait_for_each_tra
     """The actor has room for half a batch of episodes, so a version lasts about 5 s. A transfer takes 10 s."""
     slow, fast = (forecast(transfer_s, token_s=1e-4, max_lag=8, concurrency=16) for transfer_s in (10.0, 0.0))
     assert slow.trajectories_per_s > 0.9 * fast.trajectories_per_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_lag", [1, 2])
+def test_an_actor_whose_episodes_are_all_trained_in_the_next_batch_loses_no_time_to_transfers(max_lag: int) -> None:
+    """It has room for an eighth of a batch, and a transfer takes a quarter of the time of a version."""
+    sizes = {"max_lag": max_lag, "batch_size": 64, "concurrency": 8}
+    slow, fast = (forecast(transfer_s, token_s=1e-5, **sizes) for transfer_s in (5.0, 0.0))
+    assert slow.trajectories_per_s > 0.95 * fast.trajectories_per_s
+    assert slow.discarded == 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -133,27 +131,21 @@ def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first
     assert seen.oldest_ticket == (first[1].id, "a")
 
 
-def test_an_actor_needs_the_oldest_version_of_its_tickets_unless_its_episodes_start_at_once(tmp_path: Path) -> None:
-    core = Core(tmp_path / "replay", make_settings(admission=Admission(4, 8)))
+def test_an_actor_needs_the_oldest_version_that_may_start_one_of_its_episodes(tmp_path: Path) -> None:
+    core = Core(tmp_path / "replay", make_settings(admission=Admission(4, 8), wait_s=60.0))
     first = core.tickets(1, worker="a")
     core.publish(1)
     core.tickets(2, worker="a", holding=[each.id for each in first])
     core.tickets(1, worker="b")
-    seen = summary(core)
-    assert seen.held_since == {"a": 0, "b": 1}
+    assert summary(core).needs == {"a": 0, "b": 1}
     core.put(make_trajectory(first[0]))
     seen = summary(core)
     core.store.close()
 
     settings = Run(write_run(tmp_path / "run", [0.5])).settings()
     assert settings is not None
-
-    def needs(live: Mapping[str, Any] | None) -> Mapping[str, int]:
-        return situation(StatusSample(0.0, seen, [seen], [live], ""), settings, {}).shards[0].needs
-
-    assert needs({"start_at_once": []}) == {"a": 1, "b": 1}
-    assert needs({"start_at_once": ["a"]}) == {"b": 1}
-    assert needs(None) == {}, "the replay did not say whose episodes wait"
+    for live in ({}, None):
+        assert situation(StatusSample(0.0, seen, [seen], [live], ""), settings, {}).shards[0].needs == {"a": 1, "b": 1}
 
 
 def test_failures_dead_letters_and_evictions_are_counted_by_reason(tmp_path: Path) -> None:

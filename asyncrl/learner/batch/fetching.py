@@ -152,10 +152,10 @@ class BatchFetcher:
             [plan.first_trained[member] for member in members] if plan.first_trained else (),
         )
         batch = replace(batch, entropy_share=entropy_share(sum(plan.trained_tokens)))
-        sample = Sample(plan)
+        sample = Sample(recorded)
         if self.keeper is not None:
             own = dict(zip(members, trajectories, strict=True))
-            sample = self.keeper.sample(plan, labels, own, self.replay)
+            sample = self.keeper.sample(recorded, labels, own, self.replay)
         return FetchedBatch(recorded, minibatches, episodes, batch, sample)
 
     def _images(self, trajectories: Sequence[Trajectory]) -> dict[bytes, ImagePatches]:

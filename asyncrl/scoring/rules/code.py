@@ -32,11 +32,6 @@ _START_S = 0.05
 
 _ROOT = Path(__file__).parents[3]
 
-
-class _NotBegunError(ScoringError):
-    """The process of the asserts reached a limit before its first assert, so the program is not at fault."""
-
-
 Test = Callable[[SandboxLimits], Awaitable[tuple[str, float]]]
 """Runs the program within the limits. Returns PASSED, FAILED or UNCLEAR, and the seconds that the program ran."""
 
@@ -107,13 +102,7 @@ async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go
         seconds = end - time.monotonic()
         if seconds <= 0:
             break
-        try:
-            verdict, _ = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
-        except _NotBegunError:
-            # At the end, the time of all tests is over, and this test had only the rest of it.
-            if time.monotonic() < end:
-                raise
-            break
+        verdict, _ = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
         verdicts.append(verdict)
         if verdict != PASSED and not go_on:
             break
@@ -209,9 +198,10 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
     if judged.status == 0 and word in (PASSED, FAILED, ENDED, UNCLEAR):
         return FAILED if word == ENDED else word
     if begun != BEGUN and (judged.status is None or judged.killed):
-        raise _NotBegunError(
+        # The program is not at fault.
+        raise ScoringError(
             f"the asserts of task {task.id} could not begin within {limits.wall_s:.3g} s and {limits.memory_mb} MB: "
-            "raise wall_s or memory_mb of the rule, or run fewer programs at once"
+            "raise wall_s or memory_mb of the rule, or scoring.timeout_s, or run fewer programs at once"
         )
     if judged.status is None or judged.killed:
         # The program's answers made the tests take too long, or too much memory.

@@ -13,6 +13,7 @@ from asyncrl.config.schema import PartConfig
 from asyncrl.learner.batch.local_batch import build_local_batch, without_greedy
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import lag_counts, lag_values
+from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import BatchPlan, Trajectory
 from tests.helpers import make_trajectory
 from tests.learner.support import VOCABULARY, PlannedReplay, Run, assert_weights_equal, make_config
@@ -78,3 +79,14 @@ def test_what_a_greedy_member_wrote_changes_no_weight_whatever_the_loss_adds_to_
     assert_weights_equal(one.final, other.final)
     assert one.metrics.of("loss") == other.metrics.of("loss")
     assert all(one.metrics.of("grad_norm").values())
+
+
+@pytest.mark.slow
+def test_a_kept_greedy_member_is_not_shown_as_too_old(model: Path, ranks: Ranks, tmp_path: Path) -> None:
+    config = make_config(model, tmp_path, steps=1)
+    config.algorithm.advantage, config.algorithm.greedy_sibling = PartConfig("remax"), True
+    config.observe.keep_episodes = 3
+    Run(config).train(ranks)
+    rows = KeptEpisodes(tmp_path / "run").rows()
+    assert any(row.member == 0 for row in rows)
+    assert not any(row.masked for row in rows)

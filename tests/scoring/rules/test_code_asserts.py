@@ -1,5 +1,7 @@
 """Programs against tests with asserts: what honest ones may do, and which tests cannot judge."""
 
+import time
+
 import pytest
 
 from asyncrl.errors import AsyncrlError, ScoringError
@@ -113,6 +115,11 @@ def test_a_judge_that_cannot_run_is_a_failure_and_not_a_zero():
         judge("def add(a, b): return a + b", ASSERTS, memory_mb=1)
     with pytest.raises(ScoringError, match=r"could not begin within .* s and 1024 MB: raise wall_s"):
         judge("def add(a, b): return a + b", ASSERTS, wall_s=0.001)
+
+
+def test_asserts_that_cannot_begin_in_the_time_of_all_tests_are_a_failure_and_not_a_zero():
+    with pytest.raises(ScoringError, match=r"could not begin within .* or scoring\.timeout_s"):
+        judge("def add(a, b): return a + b", ASSERTS, deadline=time.monotonic() + 0.08)
 
 
 @pytest.mark.parametrize(
