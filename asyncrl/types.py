@@ -188,6 +188,9 @@ class Sampling:
 class Ticket:
     """Permission to run one episode. The episode starts once the engine serves `min_version` or newer.
 
+    If the engine does not get that version for a long time, `fallback_version` or a newer one will do. It is None if no
+    version before `min_version` will do.
+
     If the task has a demonstration, the actor records the demonstration instead of an episode.
     """
 
@@ -198,6 +201,7 @@ class Ticket:
     purpose: Purpose
     temperature: float
     min_version: int
+    fallback_version: int | None = None
 
     @property
     def pin(self) -> str | None:

@@ -30,6 +30,10 @@ from asyncrl.grammar import KEY
 from asyncrl.observe.spans import NoSpans, Spans, Value
 from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
 
+LONGEST_WAIT_S = 120.0
+"""The seconds that an episode may wait for the newest version. Transfers of large models take less, and episodes that
+wait in vain would keep the learner from its next batch."""
+
 
 class Player(Protocol):
     """Leads the conversations of episodes."""
@@ -52,6 +56,7 @@ class EpisodeRunner:
     - `spans` records the phases of each episode.
     - `demonstrate` records the demonstration of a task. It is called for tickets that ask for the demonstration instead
       of an episode.
+    - `longest_wait_s`: the seconds after which an episode may start with its ticket's fallback version.
     - `images` reads the images of messages, if the policy sees images. `outgoing` keeps the images of a trajectory
       until it is delivered.
     """
@@ -65,6 +70,7 @@ class EpisodeRunner:
     clock: Callable[[], float] = time.monotonic
     spans: Spans = field(default_factory=NoSpans)
     demonstrate: Callable[[Ticket], Trajectory] | None = None
+    longest_wait_s: float = LONGEST_WAIT_S
     images: ImageDesk | None = None
     outgoing: OutgoingImages = field(default_factory=OutgoingImages)
 
@@ -84,7 +90,7 @@ class EpisodeRunner:
         episode = Episode(ticket, self)
         try:
             with episode.timed("wait"):
-                await self.engine.wait_for_version(ticket.min_version, pin=ticket.pin)
+                await self._wait_for_version(ticket)
             begin()
             rewards = await self.player(episode)
             trajectory = episode.recorder.trajectory(rewards, dict(episode.seconds), self.step_split)
@@ -92,6 +98,16 @@ class EpisodeRunner:
             return trajectory
         finally:
             episode.end()
+
+    async def _wait_for_version(self, ticket: Ticket) -> None:
+        """Return once the engine serves a version with which the episode may start."""
+        if ticket.fallback_version is not None:
+            # An engine that refuses or cannot read a version gets the next one only if episodes go on.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.longest_wait_s):
+                    return await self.engine.wait_for_version(ticket.min_version, pin=ticket.pin)
+            return await self.engine.wait_for_version(ticket.fallback_version, pin=ticket.pin)
+        await self.engine.wait_for_version(ticket.min_version, pin=ticket.pin)
 
 
 class Episode:

@@ -13,6 +13,9 @@ long as they spend less than 1 / max_lag of their time waiting. With max_lag = 1
 
 A link may be so slow that engines never serve the newest version. Waits then exceed the limit, and the episodes of this
 actor start with any version that is young enough. They wait again, as a trial, once old waits are nearly forgotten.
+
+An engine may never get a version, such as one that it cannot read. So an episode that has waited for very long starts
+with any version that was young enough when its ticket was given out.
 """
 
 from __future__ import annotations
@@ -75,10 +78,6 @@ class FreshStarts:
         """True if the episodes of an actor start only with the newest version."""
         times = self._times.get(actor)
         return times is None or times.waits
-
-    def at_once(self) -> list[str]:
-        """The actors whose episodes start with any version that is young enough."""
-        return sorted(actor for actor, times in self._times.items() if not times.waits)
 
     def forget(self, actor: str) -> None:
         """Note that a process of an actor has ended. The next one may have other engines."""

@@ -315,7 +315,6 @@ class ReplayService:
                 "silence_s": {"actors": self._actors.silence(), "scorers": self._scorers.silence()},
                 "learner_waits_s": self._waits.now_s(),
                 "old_groups": self._old_text(),
-                "start_at_once": [] if self._settings.wait_s else self._tickets.fresh_starts.at_once(),
                 "busy": self._busy(),
                 "readers": [asdict(each) for each in self.readers.lingering()],
                 **self.failing(),

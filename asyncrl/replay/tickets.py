@@ -56,7 +56,7 @@ class TicketQueue:
         self._clock = clock
         self._stages = stages
         self._given: dict[str, float] = {}
-        self.fresh_starts = FreshStarts(settings.admission.max_lag)
+        self._fresh_starts = FreshStarts(settings.admission.max_lag)
 
     def resume(self, tx: Transaction) -> None:
         """Continue after a restart. Every actor gets a fresh lease, and every ticket its full time."""
@@ -128,7 +128,10 @@ class TicketQueue:
 
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
         group = GroupRecord.of(tx, record.group)
-        oldest = max(0, self._settings.oldest_allowed(tx.counter("version")), record.version)
+        allowed = max(0, self._settings.oldest_allowed(tx.counter("version")))
+        oldest = max(allowed, record.version)
+        # If steps wait for old groups, they wait by the version of the tickets, so no older version may play any.
+        may_fall_back = group.training and allowed < oldest and not self._settings.wait_s
         return Ticket(
             id=name,
             task=self._settings.task(group, record.member),
@@ -137,15 +140,15 @@ class TicketQueue:
             purpose=group.purpose,
             temperature=self._settings.temperature_of(group, record.member),
             min_version=oldest if group.training else group.version,
+            fallback_version=allowed if may_fall_back else None,
         )
 
     def _start(self, tx: Transaction, worker: str) -> int:
         """The oldest version that may start the next episode of an actor."""
         newest, settings = tx.counter("version"), self._settings
-        # If steps wait for old groups, they wait by the version of the tickets, so no older version may play any.
         if settings.wait_s:
             return newest
-        if not self.fresh_starts.waits(worker):
+        if not self._fresh_starts.waits(worker):
             return max(0, settings.oldest_allowed(newest))
         # A group is opened only if no ticket is left, so that this one's group is the last of those in no plan.
         planned, batch = tx.count("plans"), settings.batch_size
@@ -154,7 +157,7 @@ class TicketQueue:
         return max(0, min(newest, settings.oldest_allowed(trained_by)))
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
-        self.fresh_starts.forget(worker)
+        self._fresh_starts.forget(worker)
         for name in tx.members("held", worker):
             record = TicketRecord.of(tx, name)
             record.worker, record.version = "", -1
@@ -222,7 +225,7 @@ class TicketQueue:
         tx.afterwards(self._limit.succeeded, name)
         if group.training and not trajectory.is_demonstration:
             waited_s, newest = trajectory.timings.get(WAIT, 0.0), tx.counter("version")
-            tx.afterwards(self.fresh_starts.delivered, ticket.worker, ticket.version, newest, waited_s, record.seconds)
+            tx.afterwards(self._fresh_starts.delivered, ticket.worker, ticket.version, newest, waited_s, record.seconds)
         tx.put_bytes("data", name, *join_parts(frames))
         keep_images(tx, trajectory, sent)
         self._stages.end(tx, Stage.TICKET, name, worker=ticket.worker, outcome="stored")

@@ -236,6 +236,18 @@ async def test_an_episode_starts_only_at_the_version_that_its_ticket_names():
     assert (await task).versions.max() >= 5
 
 
+async def test_an_episode_starts_with_an_older_version_if_the_engine_never_gets_the_one_that_its_ticket_names():
+    engine = ScriptedEngine(TOKENIZERS[CHATML], ["done"], version=3)
+    ticket = replace(make_ticket(min_version=5), fallback_version=4)
+    task = asyncio.create_task(
+        play_with_tools(engine, CHATS[CHATML], {"echo": make_tool()[0]}, ticket, longest_wait_s=0.0)
+    )
+    await asyncio.sleep(0.01)
+    assert engine.requests == []
+    await engine.serve(4)
+    assert (await task).versions.max() >= 4
+
+
 async def test_a_cancelled_episode_releases_everything_once():
     working, before = asyncio.Event(), asyncio.all_tasks()
 

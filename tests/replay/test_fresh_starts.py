@@ -49,6 +49,15 @@ def test_an_episode_starts_only_with_the_newest_version(tmp_path: Path) -> None:
     assert asked(core) == 7
 
 
+def test_a_ticket_names_the_oldest_version_that_will_do_unless_steps_wait_for_old_groups(tmp_path: Path) -> None:
+    (ticket,) = started(tmp_path / "a", version=6).tickets(1)
+    assert (ticket.min_version, ticket.fallback_version) == (6, 6 - MAX_LAG)
+    core = Core(tmp_path / "b", make_settings(admission=Admission(MAX_LAG, 400), batch_size=BATCH, wait_s=60.0))
+    core.publish(6)
+    (ticket,) = core.tickets(1)
+    assert (ticket.min_version, ticket.fallback_version) == (6, None)
+
+
 @pytest.mark.parametrize(
     ("before", "least"), [(2, 0), (BATCH, 0), (BATCH * MAX_LAG, 0), (BATCH * (MAX_LAG + 1), 1), (MANY, 2)]
 )
@@ -96,7 +105,6 @@ def test_an_actor_whose_episodes_wait_for_long_starts_with_any_version_that_can_
     assert asked(core) == 7, "the limit is a quarter"
     play(core, episodes=FEWEST, waited_s=3.0)
     assert asked(core) == 7 - MAX_LAG
-    assert core.status()["start_at_once"] == ["a"]
     assert asked(core, "b") == 7, "the engines of other actors may have a faster link"
 
 
