@@ -87,8 +87,8 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
         yield from _more_scorers(f"{idle} labels", seen)
     elif cause == "store":
         yield (
-            f"{idle} {_WAITS_FOR[cause]}: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep less "
-            "with replay.retention"
+            f"{idle} {_WAITS_FOR[cause]}: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep "
+            "less with replay.retention"
         )
     elif cause == "old_groups":
         lag, old = settings.replay.max_lag, settings.replay.old_groups
