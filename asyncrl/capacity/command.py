@@ -245,7 +245,9 @@ def _treated(sizes: Sizes, treatment: str, max_lag: int) -> Sizes:
     try:
         return sizes.treated(treatment, max_lag)
     except ValueError as error:
-        raise ConfigError(f"--old-groups {treatment} --max-lag {max_lag}: {error}") from error
+        raise ConfigError(
+            f"--old-groups {treatment} --max-lag {max_lag}: {error}. In a forecast, --old-groups evict sets this"
+        ) from error
 
 
 def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:
@@ -307,6 +309,11 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
         yield (
             f"Fastest: learner GPUs {sizes.learner_gpus:,}, engines {sizes.engines:,}, max_lag {sizes.max_lag}, old "
             f"groups {sizes.treatment}."
+        )
+    if wait_s := max(each.sizes.wait_s for each in forecasts):
+        yield (
+            f"With wait and both, a step waits for old groups for at most {wait_s:g} s. For another limit, change "
+            "wait_s in the file that --save writes, and name this file instead of the run."
         )
     yield f"Lags of the trained trajectories of the fastest forecast: {lags}."
     if "evicted" in decided:

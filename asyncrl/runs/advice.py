@@ -32,6 +32,13 @@ MOST_OF = 0.5
 """A reason is the cause of the learner's waiting if it explains more than this share of the waiting time."""
 
 FINE = "nothing waits longer than it should"
+_WAITS_FOR = {
+    "episodes": "episodes",
+    "labels": "labels",
+    "store": "room in the store",
+    "old_groups": "groups that would have become too old",
+}
+"""The object of the learner's wait, for each cause."""
 
 
 def advise(seen: IdleShares, settings: ViewSettings) -> list[str]:
@@ -69,25 +76,35 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     """Advice for a learner that waits too much."""
     if seen.learner_idle <= STARVED or not seen.waited:
         return
+    idle = f"the learner was idle for {seen.learner_idle:.0%} of the last {seen.steps} steps"
     cause, share = max(seen.waited.items(), key=lambda each: each[1])
     if share < MOST_OF * seen.learner_idle:
+        if share >= SERVED:
+            yield f"{idle}, {_several_waits(seen)}: see `asyncrl trace RUN --explain-step STEP`"
         return
-    idle = f"the learner was idle for {seen.learner_idle:.0%} of the last {seen.steps} steps, {share:.0%} waiting for"
+    idle += f", {share:.0%} waiting for"
     if cause == "labels":
         yield from _more_scorers(f"{idle} labels", seen)
     elif cause == "store":
         yield (
-            f"{idle} room in the store: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep less "
-            "with replay.retention"
+            f"{idle} {_WAITS_FOR[cause]}: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep "
+            "less with replay.retention"
         )
     elif cause == "old_groups":
-        lag = settings.replay.max_lag
+        lag, old = settings.replay.max_lag, settings.replay.old_groups
+        kept = "" if old.mask else ", with replay.old_groups.mask=true, which trains what the shorter wait leaves"
         yield (
-            f"{idle} groups that would have become too old: raise replay.max_lag from {lag} to {lag + 1}, or lower "
-            f"replay.old_groups.wait_s from {settings.replay.old_groups.wait_s:g}"
+            f"{idle} {_WAITS_FOR[cause]}: raise replay.max_lag from {lag} to {lag + 1}, or lower "
+            f"replay.old_groups.wait_s from {old.wait_s:g}{kept}"
         )
     else:
         yield from _more_episodes(f"{idle} episodes", seen, settings)
+
+
+def _several_waits(seen: IdleShares) -> str:
+    """The causes of the learner's waits with their shares, the longest first, without those that hardly matter."""
+    waits = sorted(seen.waited.items(), key=lambda each: -each[1])
+    return " and ".join(f"{share:.0%} waiting for {_WAITS_FOR[cause]}" for cause, share in waits if share >= SERVED)
 
 
 def _more_scorers(waits: str, seen: IdleShares) -> Iterator[str]:

@@ -154,6 +154,8 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     assert [(each["max_lag"], each["wait_s"], each["masks_old"]) for each in sizes] == [
         (lag, *treated) for lag in (1, 2) for treated in ((0.0, False), (WAIT_S, True))
     ]
+    assert call([str(file), "--old-groups", "wait", "--steps", "3"]) == 0
+    assert "waits for old groups for at most 5 s. For another limit, change wait_s" in capsys.readouterr().out
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
     assert call(words) == 0
     forecasts = json.loads(capsys.readouterr().out)
@@ -173,7 +175,7 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (
             ["RUN", "--max-lag", "0", "--old-groups", "wait"],
             "--old-groups wait --max-lag 0: replay.old_groups.wait_s=5.0 with replay.max_lag=0: every batch has only "
-            "groups of its own version; set the first key to 0",
+            "groups of its own version; set the first key to 0. In a forecast, --old-groups evict sets this",
         ),
         (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are not a whole number of hosts"),
         (["--from", "RUN", "--gpus", "1"], "the learner needs at least 1 GPU, and an engine 1"),

@@ -94,10 +94,18 @@ KEPT = (
             starved("old_groups"),
             [
                 f"{WAITS} groups that would have become too old: raise replay.max_lag from 2 to 3, or lower "
-                "replay.old_groups.wait_s from 0"
+                "replay.old_groups.wait_s from 0, with replay.old_groups.mask=true, which trains what the shorter wait "
+                "leaves"
             ],
         ),
-        (shares(learner_idle=0.42, waited={"labels": 0.1, "episodes": 0.1, "store": 0.0}), []),
+        (
+            shares(learner_idle=0.42, waited={"labels": 0.01, "episodes": 0.2, "store": 0.0, "old_groups": 0.15}),
+            [
+                "the learner was idle for 42% of the last 20 steps, 20% waiting for episodes and 15% waiting for "
+                "groups that would have become too old: see `asyncrl trace RUN --explain-step STEP`"
+            ],
+        ),
+        (shares(learner_idle=0.42), []),
         (
             shares(learner_idle=0.01, actors_idle=0.6),
             [
@@ -174,6 +182,7 @@ def test_groups_that_are_too_old_can_be_kept_by_what_is_not_set_yet() -> None:
     config.replay.old_groups.mask = True
     assert "keep such groups with replay.old_groups.wait_s (docs" in advise(seen, settings_of(config))[0]
     config.replay.old_groups.wait_s = 60.0
+    assert "mask=true" not in advise(starved("old_groups"), settings_of(config))[0]
     assert "replay.old_groups" not in advise(seen, settings_of(config))[0]
 
 

@@ -30,6 +30,9 @@ _SHARE = 0.75
 _START_S = 0.05
 """The minimum seconds that the start of one test takes."""
 
+_LEAST_MB = 32
+"""The smallest memory of a test. Python alone takes about 16 MB, and asserts about 24 MB."""
+
 _ROOT = Path(__file__).parents[3]
 
 Test = Callable[[SandboxLimits], Awaitable[tuple[str, float]]]
@@ -61,10 +64,15 @@ def code(
     only the time during which programs ran counts towards these three quarters. If these three quarters
     pass while programs wait, the sandbox has failed.
 
-    Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
-    judge any program, for example because they pass it a function, or cannot begin within the limits; or the sandbox
-    supports no asserts. Raises SandboxError: a program could not be run.
+    Raises ScoringError: `memory_mb` is too small for any program; the ground truth has no tests, or too many to start
+    in the available time; its asserts cannot judge any program, for example because they pass it a function, or cannot
+    begin within the limits; or the sandbox supports no asserts. Raises SandboxError: a program could not be run.
     """
+    if memory_mb < _LEAST_MB:
+        raise ScoringError(
+            f"memory_mb={memory_mb} of the rule code is too small for a program that does nothing: use at least "
+            f"{_LEAST_MB}"
+        )
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer), sandbox)
     if len(tests) * _START_S > left:

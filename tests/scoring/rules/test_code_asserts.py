@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from asyncrl.errors import AsyncrlError, ScoringError
+from asyncrl.errors import ScoringError
 from tests.scoring.rules.programs import sections
 from tests.scoring.rules.test_code import ASSERTS, judge
 
@@ -111,8 +111,9 @@ def test_tests_that_cannot_judge_are_a_failure_and_not_a_zero_whatever_the_progr
 
 
 def test_a_judge_that_cannot_run_is_a_failure_and_not_a_zero():
-    with pytest.raises(AsyncrlError):
+    with pytest.raises(ScoringError, match=r"memory_mb=1 of the rule code is too small .* use at least 32"):
         judge("def add(a, b): return a + b", ASSERTS, memory_mb=1)
+    assert judge("def add(a, b): return a + b", ASSERTS, memory_mb=32)["score"] == 1.0
     with pytest.raises(ScoringError, match=r"could not begin within .* s and 1024 MB: raise wall_s"):
         judge("def add(a, b): return a + b", ASSERTS, wall_s=0.001)
 
