@@ -57,7 +57,7 @@ class FreshStarts:
 
     def delivered(self, actor: str, asked: int, newest: int, waited_s: float, seconds: float) -> None:
         """Note that an episode of an actor took so many seconds, of which it first waited `waited_s` for a version. Its
-        ticket was given out at version `asked`. The newest version is `newest` now."""
+        ticket asked for version `asked`. The newest version is `newest` now."""
         times = self._times.setdefault(actor, _Times(newest))
         if asked <= times.since:
             return  # The first episodes wait until the engines have started.
