@@ -5,7 +5,6 @@ A trajectory is taken exactly once: it has the id of its ticket, and the ticket 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 from asyncrl.errors import BusyError, RefusedError
@@ -26,9 +25,6 @@ from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 
 TICKETS_A_REPLY = 256
-MARGIN = 0.25
-"""The part of a batch by which a group may be trained later than in the order in which groups are opened, since others
-end before it. An episode starts with a version that is then still young enough."""
 WAIT = "wait"
 """The phase of an episode in which it waits for a policy version (`Trajectory.timings`)."""
 
@@ -56,7 +52,7 @@ class TicketQueue:
         self._clock = clock
         self._stages = stages
         self._given: dict[str, float] = {}
-        self._fresh_starts = FreshStarts(settings.admission.max_lag)
+        self._fresh_starts = FreshStarts(settings)
 
     def resume(self, tx: Transaction) -> None:
         """Continue after a restart. Every actor gets a fresh lease, and every ticket its full time."""
@@ -118,7 +114,7 @@ class TicketQueue:
             # A ticket that was withdrawn and offered again is queued twice. When the second entry reaches the front of
             # the queue, a worker already holds the ticket.
             if record is not None and not record.worker:
-                record.worker, record.version = worker, self._start(tx, worker)
+                record.worker, record.version = worker, self._fresh_starts.oldest(tx, worker)
                 record.save(tx, name)
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
@@ -142,19 +138,6 @@ class TicketQueue:
             min_version=oldest if group.training else group.version,
             fallback_version=allowed if may_fall_back else None,
         )
-
-    def _start(self, tx: Transaction, worker: str) -> int:
-        """The oldest version that may start the next episode of an actor."""
-        newest, settings = tx.counter("version"), self._settings
-        if settings.wait_s:
-            return newest
-        if not self._fresh_starts.waits(worker):
-            return max(0, settings.oldest_allowed(newest))
-        # A group is opened only if no ticket is left, so that this one's group is the last of those in no plan.
-        planned, batch = tx.count("plans"), settings.batch_size
-        last = tx.counter("committed") - planned * batch - 1 + math.ceil(MARGIN * batch)
-        trained_by = settings.version_at(planned + max(0, last) // batch)
-        return max(0, min(newest, settings.oldest_allowed(trained_by)))
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
         self._fresh_starts.forget(worker)

@@ -169,7 +169,7 @@ def test_evaluations_say_nothing_about_the_engines(tmp_path: Path) -> None:
 def test_episodes_wait_no_longer_once_waits_take_more_than_their_share(
     max_lag: int, episodes: list[tuple[float, float]]
 ) -> None:
-    starts = FreshStarts(max_lag)
+    starts = FreshStarts(make_settings(admission=Admission(max_lag, 4)))
     starts.delivered("a", 0, 0, 0.0, 1.0)
     for waited_s, played_s in episodes:
         starts.delivered("a", 1, 1, waited_s, waited_s + played_s)
