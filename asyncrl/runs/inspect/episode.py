@@ -23,7 +23,7 @@ from asyncrl.observe.kept.episode import KeptEpisode
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.runs.decoding import Decode
-from asyncrl.runs.inspect.table import masked_text
+from asyncrl.runs.inspect.table import masked_tokens_text
 from asyncrl.text import printable
 from asyncrl.types import DEMONSTRATED, Labels, Trajectory, Turn, runs_of
 
@@ -105,7 +105,7 @@ def _facts(record: StoredTrajectory) -> dict[str, str]:
         found["state"] = f"{facts.state}{planned}"
         found["reason"] = "" if letter else facts.reason
         by = "shown" if facts.is_demonstration else f"sampled, by version {facts.oldest} or newer"
-        found["tokens"] = f"{facts.tokens}, of which {facts.sampled} {by}{masked_text(facts.masked)}"
+        found["tokens"] = f"{facts.tokens}, of which {facts.sampled} {by}{masked_tokens_text(facts.masked)}"
     if letter is not None:
         found["dead letter"] = f"attempt {letter.attempt + 1}: {letter.reason}"
     if trajectory is None:

@@ -90,7 +90,7 @@ def step_view(
         "step": f"{step.step}, at version {step.version}",
         "skipped": step.skipped,
         "episodes": f"{step.episodes} in {step.groups} groups, {step.truncated} truncated",
-        "tokens": f"{step.tokens}, of which {step.sampled} sampled{masked_text(step.masked)}",
+        "tokens": f"{step.tokens}, of which {step.sampled} sampled{masked_tokens_text(step.masked)}",
         "reward": f"{step.reward_mean:.4g} on average, from {step.reward_min:.4g} to {step.reward_max:.4g}",
         "outcome": f"{step.outcome_mean:.4g} on average",
         "lag": f"{step.lag_mean:.3g} on average, at most {step.lag_max}",
@@ -113,7 +113,7 @@ def step_view(
     return Group(*lines)
 
 
-def masked_text(tokens: int) -> str:
+def masked_tokens_text(tokens: int) -> str:
     """The number of masked tokens as the end of a sentence; empty if there are none."""
     return f"; {tokens} of these are masked, since they are too old" if tokens else ""
 
