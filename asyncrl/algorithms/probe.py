@@ -128,17 +128,7 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             losses = part(Updates(view, now, old, old, advantages), old)
             yield "`losses` of its TokenLosses", losses.losses, size, None
         case Correction():
-            ages = Ages(
-                view,
-                old / 10,
-                advantages,
-                torch.ones(size),
-                behaviour=old,
-                proximal=old * 1.1,
-                log_policy=old / 10,
-                reduce=torch.clone,
-                episodes=episodes,
-            )
+            ages = _ages(view, old, advantages, episodes)
             if (weights := part.weigh(ages)) is not None:
                 yield "`weigh`", weights, size, None
             if (keep := part.keep(ages)) is not None:
@@ -156,6 +146,20 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             yield "the second result of `__call__`", clipped, size, torch.bool
         case LrScale():
             yield from _of_scale(part, part.sums(view, old / 10))
+
+
+def _ages(view: PolicyTokens, old: Tensor, advantages: Tensor, episodes: Episodes) -> Ages:
+    return Ages(
+        view,
+        old / 10,
+        advantages,
+        torch.ones_like(advantages),
+        behaviour=old,
+        proximal=old * 1.1,
+        log_policy=old / 10,
+        reduce=torch.clone,
+        episodes=episodes,
+    )
 
 
 def _of_scale(part: LrScale, sums: Mapping[str, Tensor]) -> Iterator[_Result]:
