@@ -104,11 +104,19 @@ def prepare(sandbox: Sandbox) -> None:
 
 async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool) -> tuple[list[str], bool]:
     """The verdicts of the tests that ran before `end`, and True if they ended before `end`. Without `go_on`, the first
-    test that does not pass is the last one run."""
+    test that does not pass is the last one run.
+
+    Raises ScoringError: the time ended before the first test.
+    """
     verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()
         if seconds <= 0:
+            if not verdicts:
+                # The program is not at fault.
+                raise ScoringError(
+                    "no test could begin in time: raise scoring.timeout_s, or run fewer programs at once"
+                )
             break
         verdict, _ = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
         verdicts.append(verdict)
