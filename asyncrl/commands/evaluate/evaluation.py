@@ -63,10 +63,10 @@ def _held_out(run: Run | None, target: str) -> list[str]:
     """The held-out tasks of a run. Raises ConfigError: it has none, or a model is evaluated."""
     if run is None:
         absent = "" if Path(target).exists() else f" There is no folder {target}, so it is a name on the hub."
-        raise ConfigError(f"data: name the tasks on which the model {target} is evaluated; see docs/data.md.{absent}")
+        raise ConfigError(f"add --data TASKS (docs/data.md): {target} is a model, and only a run names tasks.{absent}")
     sources = run.real_values()["data.eval"]
     if not sources:
-        raise ConfigError(f"data: name tasks, since {run.folder} has no data.eval")
+        raise ConfigError(f"add --data TASKS: {run.folder} has no data.eval")
     return list(sources)
 
 

@@ -114,9 +114,9 @@ def test_a_weight_of_demonstrations_needs_none_in_an_evaluation(run: Path) -> No
 
 def test_a_run_is_evaluated_on_its_own_held_out_tasks_unless_others_are_named(run: Path, tmp_path: Path) -> None:
     tasks, file = str(tmp_path / "tasks.parquet"), run / "config.yaml"
-    with pytest.raises(ConfigError, match=r"name tasks, since .* has no data.eval"):
+    with pytest.raises(ConfigError, match=r"add --data TASKS: .* has no data.eval"):
         requested(str(run), None, 8, None, [], None)
-    with pytest.raises(ConfigError, match=r"the model owner/model is evaluated; .* There is no folder owner/model"):
+    with pytest.raises(ConfigError, match=r"add --data TASKS .*: owner/model is a model, .* There is no folder owner/model"):
         requested("owner/model", None, 8, None, [], None)
     values = yaml.safe_load(file.read_text())
     values["data"]["eval"] = [tasks, tasks]
