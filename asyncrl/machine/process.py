@@ -10,7 +10,9 @@ import os
 import signal
 import socket
 import threading
+import time
 import uuid
+from collections.abc import Callable
 from types import FrameType
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ COLLECT_AFTER = 50_000
 """The number of new objects after which an actor looks for garbage among them. Python's default is 700."""
 DRAIN = signal.SIGUSR2
 """The signal that asks a process to finish its present work and to end."""
+AGAIN_S = 0.5
+"""A Ctrl-C that comes sooner than this after the first one is the same one. `timeout -s INT` sends SIGINT to its
+command, and at once to the command's process group."""
 SHOW_CURSOR = b"\x1b[?25h"
 """The escape sequence that shows a terminal's cursor again after a live table has hidden it."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
@@ -49,16 +54,19 @@ def incarnation() -> str:
     return uuid.uuid4().hex
 
 
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM, STOP_OF_STEP and Ctrl-C set. A second Ctrl-C ends the process at once."""
-    stop, handled = threading.Event(), set[int]()
+def stop_on_signals(now: Callable[[], float] = time.monotonic) -> threading.Event:
+    """Return an event that SIGTERM, STOP_OF_STEP and Ctrl-C set. A second Ctrl-C, AGAIN_S or more after the first of
+    these signals, ends the process at once."""
+    stop, asked_at = threading.Event(), list[float]()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if handled and number == signal.SIGINT:
+        if asked_at and number == signal.SIGINT:
+            if now() - asked_at[0] < AGAIN_S:
+                return
             # This exit does not wait for running work. Child processes end with this process, or are asked to end.
             os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"asyncrl: ended at once on a second Ctrl-C\n")
             os._exit(128 + signal.SIGINT)
-        handled.add(number)
+        asked_at.append(now())
         log.info("stopping on %s", signal.Signals(number).name)
         set_in_handler(stop)
 
