@@ -29,18 +29,26 @@ def srun(words: list[str]) -> int:
     first = next(index for index, word in enumerate(words) if not word.startswith("--"))
     options = dict(word.removeprefix("--").partition("=")[::2] for word in words[:first])
     tasks: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+    started = False
 
     def hand_on(number: int, frame: FrameType | None) -> None:
+        # A task can be ready, and be asked to stop, before Popen has returned here.
+        if not started:
+            early.append(number)
+            return
         for task in tasks:
             task.send_signal(signal.SIGKILL if number == signal.SIGTERM else number)
 
     signal.signal(signal.SIGUSR1, hand_on)
     signal.signal(signal.SIGUSR2, hand_on)
     signal.signal(signal.SIGTERM, hand_on)
-    # Only now: a task may say at once that it is ready, and then a signal comes.
     for node in options["nodelist"].split(","):
         environment = {**os.environ, "SLURMD_NODENAME": node, "SLURM_GPUS_ON_NODE": "0"}
         tasks.append(subprocess.Popen(words[first:], env=environment))
+    started = True
+    for number in early:
+        hand_on(number, None)
     statuses = [task.wait() for task in tasks]
     return max(128 - status if status < 0 else status for status in statuses)
 
