@@ -6,17 +6,19 @@ RUN ?= demo
 MESSAGES ?= 1000000
 SEED ?= 0
 KILLS ?= 100
+RUNS ?= 20
 SHARDS ?= 2
 # Else every process that a test or the demo starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install test test-quick test-heavy test-failed test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl test-environments fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-repeated test-heavy test-failed test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl test-environments fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/engines.md)"
 	@echo "make test     the tests, but for those of the targets that follow test-quick (8 minutes on 2 cores)"
 	@echo "make test-quick  the fast ones of them (1 minute)"
+	@echo "make test-repeated  make test again and again, to find tests that fail by chance (RUNS=20; 6 to 8 minutes each on 2 cores)"
 	@echo "make test-heavy  those that compile layers, train on several ranks, or wait for limits of time (6 minutes)"
 	@echo "make test-failed  those that failed the last time, one after the other"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
@@ -58,8 +60,14 @@ NO_SERVERS := --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignor
 	--ignore=tests/environments
 
 # Two workers more than cores, since many of these tests wait for processes and for limits of time.
+TESTS := -n 4 $(NO_SERVERS) -m "not heavy and not long and not browser"
+
 test: install
-	$(PYTEST) -n 4 $(NO_SERVERS) -m "not heavy and not long and not browser" $(ARGS)
+	$(PYTEST) $(TESTS) $(ARGS)
+
+# On two cores `ARGS="--at-once 2"` keeps both busy: each run then takes twice as long.
+test-repeated: install
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.repeated --runs $(RUNS) $(ARGS) -- $(TESTS)
 
 # Each file in one worker: many of its tests share what a minute of two ranks made.
 test-heavy: install

@@ -116,7 +116,9 @@ def test_a_run_is_evaluated_on_its_own_held_out_tasks_unless_others_are_named(ru
     tasks, file = str(tmp_path / "tasks.parquet"), run / "config.yaml"
     with pytest.raises(ConfigError, match=r"add --data TASKS: .* has no data.eval"):
         requested(str(run), None, 8, None, [], None)
-    with pytest.raises(ConfigError, match=r"add --data TASKS .*: owner/model is a model, .* There is no folder owner/model"):
+    with pytest.raises(
+        ConfigError, match=r"add --data TASKS .*: owner/model is a model, .* There is no folder owner/model"
+    ):
         requested("owner/model", None, 8, None, [], None)
     values = yaml.safe_load(file.read_text())
     values["data"]["eval"] = [tasks, tasks]
