@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
@@ -63,9 +64,11 @@ def _without_adapters(key: str, value: Any) -> bool:
 
 
 def _hint(key: str, value: Any) -> str:
-    """A text with the key that was meant: a key with almost the same spelling, or else our key for a word of another
-    system."""
+    """A text with the key that was meant: the list of an element, a key with almost the same spelling, or else our key
+    for a word of another system."""
     known = [*OPTIONS, *SECTIONS, *GROUPS]
+    if (element := re.search(r"\.\d+(\.|$)", key)) and (whole := key[: element.start()]) in OPTIONS:
+        return f"; set {whole} as a whole, since elements of a list have no keys"
     if difflib.get_close_matches(key, known, 1, MISSPELT):
         return did_you_mean(key, known)
     hint = other_words.hint(key, value) or did_you_mean(key, known)

@@ -100,7 +100,8 @@ class DemonstrationFeed:
         if weight <= 0:
             return None
         if sft.tokens is None:
-            members = self.next(position, math.ceil(sft.share * learner.batch_size))
+            # Rounded first: 0.07 * 100 is a little more than 7.
+            members = self.next(position, math.ceil(round(sft.share * learner.batch_size, 6)))
         else:
             members = self._next_tokens(position, sft.tokens)
         return self.build(members, learner, updates, weight)

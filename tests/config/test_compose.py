@@ -82,6 +82,14 @@ def test_null_or_rank_0_undoes_the_adapters_of_a_file(tmp_path: Path, word: str)
         ("engine.launch=perhaps", "engine.launch=perhaps: it must be true or false"),
         ("scoring.needs={gsm8k: rules}", "scoring.needs={gsm8k: rules}: it must be a mapping to lists of rules, "),
         ("+algorithm.los=gspo", "algorithm.los=gspo: there is no such key; did you mean algorithm.loss?"),
+        (
+            "learner.betas.1=0",
+            "learner.betas.1=0: there is no such key; set learner.betas as a whole, since elements of",
+        ),
+        (
+            "algorithm.correction.1.params=3",
+            "algorithm.correction.1.params=3: there is no such key; set algorithm.corr",
+        ),
         ("algorithm.loss=[gspo]", "algorithm.loss=[gspo]: it must be a part: NAME, or {name: NAME, params: {...}}"),
         ("algorithm.loss={nam: gspo}", "algorithm.loss.nam=gspo: there is no such key; did you mean algorithm.loss.na"),
         ("algorithm.correction=[{params: {}}]", "algorithm.correction: it must be a list of parts"),

@@ -95,12 +95,14 @@ def test_every_demonstration_is_in_one_pass_of_one_rank(lengths: list[int], upda
 
 
 def test_a_step_takes_a_share_of_the_batch_or_a_number_of_tokens() -> None:
-    feed, learner = make_feed(10), LearnerConfig(batch_size=8)
+    feed = make_feed(10)
 
-    def taken(place: int, **sft: object) -> ImitationBatch | None:
+    def taken(place: int, batch_size: int = 8, **sft: object) -> ImitationBatch | None:
+        learner = LearnerConfig(batch_size=batch_size)
         return feed.batch_of_step(place, SftConfig(path=["x"], **sft), learner, 0, 1)  # type: ignore[arg-type]
 
     assert [found.count for share in (0.01, 0.25, 0.26, 2.0) if (found := taken(0, share=share))] == [1, 2, 3, 16]
+    assert [found.count for share in (0.07, 0.071) if (found := taken(0, 100, share=share))] == [7, 8]
     for place in range(10):
         found = taken(place, tokens=20)
         assert found is not None
