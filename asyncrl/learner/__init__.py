@@ -13,7 +13,7 @@ Files in reading order:
 
 - `loop.py`: the story of a step, from its plan to its metrics.
 - `trainer.py`: the forward passes, losses and updates of a step, with its result in `step_result.py`.
-- `publishing.py`, `evaluating.py`, `checkpointing.py`, `reporting.py`, `stopping.py`: the parts of the loop.
+- `plans.py`, `publishing.py`, `evaluating.py`, `checkpointing.py`, `reporting.py`, `stopping.py`: parts of the loop.
 - `run.py` and `models.py`: load the models and build the loop from the settings in `settings.py`.
 - `from_config.py`: the only file here that reads the whole configuration.
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from asyncrl.config.secrets import shown, shown_value
-from asyncrl.errors import TasksSolvedError
-from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.minibatch import ImitationBatch
@@ -24,6 +22,7 @@ from asyncrl.learner.checkpointing import Checkpointing
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.evaluating import Evaluating
+from asyncrl.learner.plans import Plans
 from asyncrl.learner.publishing import Publishing, Versions
 from asyncrl.learner.ranks.failures import StepFailures
 from asyncrl.learner.ranks.ranks import Ranks
@@ -56,7 +55,7 @@ class Learner:
     trainer: Trainer
     prepare: Callable[[], None]
     progress: Progress
-    replay: BatchSource
+    plans: Plans
     fetcher: BatchFetcher
     keeper: EpisodeKeeper
     demonstrations: DemonstrationFeed | None
@@ -69,8 +68,6 @@ class Learner:
     at_stop: StopCheckpoint
     profiled: Callable[[Iterable[int]], Iterator[int]]
     spans: Spans
-    solved: str = field(default="", init=False)
-    """The sentence with which the replay ended the run early: the policy solves the tasks. Empty if it did not."""
 
     def train(self) -> None:
         """Train to the last step, or until the policy solves the tasks. Raises StoppedError: this process was asked to
@@ -98,13 +95,11 @@ class Learner:
         solves the tasks."""
         phases = Phases(self.ranks.activity.enter, spans=self.spans, step=step)
         with phases("wait"):
-            plan = self.stop.together(self._plan, step)
-        # A rank may have asked before the replay ended the run. All ranks end if one is told to.
-        if self.ranks.any(plan is None) or plan is None:
-            self.solved = self.solved or "the policy solves the tasks"
+            plan = self.plans.of_step(step)
+        if plan is None:
             return False
         self.gpus.acquire(phases)
-        trained = None if self._is_skipped(plan) else self._train(plan, phases)
+        trained = None if self.plans.is_skipped(plan) else self._train(plan, phases)
         self._count(plan, trained)
         # Measures before `stopping.updated`, since measuring needs the main threads of all ranks. After
         # `stopping.updated`, a helper thread may act for a main thread.
@@ -154,23 +149,6 @@ class Learner:
         for each in self.history.changes_at(step):
             new, old = shown(each.key, each.new), shown_value(each.key, each.old)
             logger.info("%s from step %d on; it was %s before", new, step, old)
-
-    def _plan(self, step: int) -> BatchPlan | None:
-        """Wait for the plan of a step. None: the policy solves the tasks."""
-        try:
-            while (plan := self.replay.plan(step)) is None:
-                self.stop.check("stopped while waiting for a batch")
-        except TasksSolvedError as error:
-            self.solved = str(error)
-            return None
-        return plan
-
-    def _is_skipped(self, plan: BatchPlan) -> bool:
-        """True if the step trains nothing. All ranks get the same answer, even if the plan was skipped between their
-        requests."""
-        if plan.skipped:
-            logger.warning("step %d trains nothing: %s", plan.step, plan.skipped)
-        return self.ranks.any(bool(plan.skipped))
 
     def _train(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
         """Fetch one plan and train it. Raises StepFailedError: the step has failed several times in the same way,

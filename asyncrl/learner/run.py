@@ -24,6 +24,7 @@ from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.evaluating import Evaluating
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.models import fit_passes, load_trainer
+from asyncrl.learner.plans import Plans
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.publishing import Publishing, Versions
 from asyncrl.learner.ranks.failures import StepFailures
@@ -85,11 +86,11 @@ def train_rank(settings: RunSettings, history: SettingsHistory, connections: Con
         if settings.learner.export:
             gpus.acquire(Phases(ranks.activity.enter))
             _export(settings, trainer, connections, learner.progress.step)
-    if learner.solved:
-        logger.info("the learner ends after %d steps: %s", learner.progress.step, learner.solved)
+    if learner.plans.solved:
+        logger.info("the learner ends after %d steps: %s", learner.progress.step, learner.plans.solved)
         if ranks.rank == 0:
             file = settings.folder / locations.SOLVED_FILE
-            when_there_is_room(lambda: write_whole(file, learner.solved), stop, str(file))
+            when_there_is_room(lambda: write_whole(file, learner.plans.solved), stop, str(file))
     else:
         logger.info("the learner is done after %d steps", learner.progress.step)
 
@@ -134,7 +135,7 @@ class _Parts:
             trainer=self.trainer,
             prepare=self._prepare,
             progress=progress,
-            replay=replay,
+            plans=Plans(replay, ranks, stop),
             fetcher=self._fetcher(keeper, flops),
             keeper=keeper,
             demonstrations=demonstrations,
