@@ -45,7 +45,10 @@ def prepare(
     _check(parts, episodes, tokens, view)
     episodes = parts.shaped(episodes)
     divergence = _divergence(parts, tokens, sampled)
-    next_weight = kl_weight if divergence is None else _adapted(parts, kl_weight, divergence, episodes, reduce)
+    next_weight = kl_weight
+    if divergence is not None:
+        counted = divergence if tokens.old is None else divergence[~sampled.take(tokens.old)]
+        next_weight = _adapted(parts, kl_weight, counted, episodes, reduce)
     charge = None
     if divergence is not None and parts.kl.place == "reward":
         # Demonstrations get no KL penalty.
@@ -103,6 +106,7 @@ def _divergence(parts: Composition, tokens: Tokens, view: PolicyTokens) -> Tenso
 
 
 def _adapted(parts: Composition, weight: float, divergence: Tensor, episodes: Episodes, reduce: Reduce) -> float:
+    """The KL coefficient of the next step. `divergence` float[K] is the KL estimate of the trained tokens."""
     total = divergence.sum().double()
     total, count = reduce(torch.stack([total, total.new_tensor(divergence.numel())]))
     return parts.kl.adapted(weight, float(total / count.clamp(min=1)), episodes.count)

@@ -162,6 +162,16 @@ def test_an_adaptive_coefficient_shrinks_below_its_target():
     assert algorithm.kl_weight == pytest.approx(0.5 * 21 / 22)
 
 
+def test_an_adaptive_coefficient_follows_the_kl_of_the_trained_tokens():
+    algorithm, episodes, tokens = charged("reward", target=0.3, horizon=4)
+    old = torch.zeros_like(tokens.mask)
+    old[tokens.mask.nonzero()[-1]] = True
+    algorithm.prepare(episodes, replace(tokens, old=old), alone)
+    algorithm.prepare(episodes, tokens, alone)
+    # (.2 + .4) / 2 is the target, while (.2 + .4 + .6) / 3 is a third above it.
+    assert algorithm.kl_weight == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(("kl", "factor"), [(0.0, 0.8), (5.0, 1.2)])
 def test_a_batch_of_many_horizons_changes_an_adaptive_coefficient_by_a_fifth_and_never_its_sign(kl, factor):
     # 512 sequences are 8 horizons: 1 - .2 * 8 would be negative, and so would be the next coefficient.
