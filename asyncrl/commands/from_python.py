@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import as_word
 from asyncrl.errors import ConfigError
 from asyncrl.launch import local
+from asyncrl.machine.process import stopped_by_ctrl_c
 from asyncrl.runs.finding import require_run
 
 if TYPE_CHECKING:
@@ -196,27 +197,19 @@ def evaluate(
 def interruptible(work: Callable[[threading.Event], T]) -> T:
     """Call `work` in a new thread, and return its result. In a notebook the caller's thread already runs an event loop.
 
-    `work` gets an event, which a KeyboardInterrupt sets. The KeyboardInterrupt is raised once `work` has returned.
+    `work` gets an event, which Ctrl-C sets. KeyboardInterrupt is raised once `work` has returned, or on another Ctrl-C.
     """
     stop, future = threading.Event(), Future[T]()
 
     def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
         try:
             future.set_result(work(stop))
         except BaseException as error:  # noqa: BLE001 - `result` raises it again
             future.set_exception(error)
 
-    try:
+    with stopped_by_ctrl_c(stop):
         threading.Thread(target=run, name="asyncrl").start()
         return future.result()
-    except KeyboardInterrupt:
-        stop.set()
-        # An interrupt may come before the thread has begun. Then it does not begin, and there is nothing to wait for.
-        if not future.cancel():
-            wait([future])
-        raise
 
 
 def _row(source: EvaluatedSource) -> dict[str, Any]:

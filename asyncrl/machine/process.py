@@ -12,7 +12,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ COLLECT_AFTER = 50_000
 """The number of new objects after which an actor looks for garbage among them. Python's default is 700."""
 DRAIN = signal.SIGUSR2
 """The signal that asks a process to finish its present work and to end."""
-AGAIN_S = 0.5
+AGAIN_S = 0.1
 """A Ctrl-C that comes sooner than this after the first one is the same one. `timeout -s INT` sends SIGINT to its
 command, and at once to the command's process group."""
 SHOW_CURSOR = b"\x1b[?25h"
@@ -76,12 +77,41 @@ def stop_on_signals(now: Callable[[], float] = time.monotonic) -> threading.Even
     return stop
 
 
+@contextmanager
+def stopped_by_ctrl_c(stop: threading.Event, now: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Within the block, have Ctrl-C set `stop`, and not interrupt this thread. Raises KeyboardInterrupt after the block
+    if there was a Ctrl-C, or at once on a second one, AGAIN_S or more after the first. Does nothing in a thread, or
+    under a handler, in which Ctrl-C raises no KeyboardInterrupt."""
+    asked_at = list[float]()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not asked_at:
+            asked_at.append(now())
+            set_in_handler(stop)
+        elif now() - asked_at[0] >= AGAIN_S:
+            raise KeyboardInterrupt
+
+    if not _ctrl_c_raises():
+        yield
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if asked_at:
+            raise KeyboardInterrupt
+
+
 def is_ctrl_c(error: BaseException) -> bool:
     """True if Ctrl-C may have raised `error` in this thread. Otherwise a user's code has raised it."""
+    return _ctrl_c_raises() and isinstance(error, KeyboardInterrupt)
+
+
+def _ctrl_c_raises() -> bool:
     # Roles and `asyncio.run` handle SIGINT in other ways. There, only code raises KeyboardInterrupt.
     is_main = threading.current_thread() is threading.main_thread()
-    may_raise = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return may_raise and isinstance(error, KeyboardInterrupt)
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def set_at_once(event: threading.Event) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import asyncrl
 from asyncrl.commands.from_python import interruptible
 from asyncrl.config.compose import parsed
 from asyncrl.errors import ConfigError
+from asyncrl.machine.process import AGAIN_S, stopped_by_ctrl_c
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S
@@ -82,7 +84,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_an_interrupt_stops_the_run_cleanly_before_it_is_raised() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
     # A shell's background job ignores SIGINT, and so would its children.
@@ -94,28 +96,45 @@ def test_an_interrupt_stops_the_run_cleanly_before_it_is_raised() -> None:
         assert process.communicate(timeout=GENEROUS_S)[0] == "stopped cleanly\ninterrupted\n"
 
 
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_an_interrupt_while_the_thread_starts_waits_only_for_work_that_has_begun(
-    has_begun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, done = threading.Event(), threading.Event()
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """A worker of pytest may ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+def test_an_interrupt_while_the_thread_starts_stops_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(threading.Thread):
         def start(self) -> None:
-            if has_begun:
-                super().start()
-                assert begun.wait(GENEROUS_S)
-            raise KeyboardInterrupt
-
-    def work(stop: threading.Event) -> None:
-        begun.set()
-        assert stop.wait(GENEROUS_S)
-        done.set()
+            super().start()
+            if self.name == "asyncrl":
+                signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(threading, "Thread", Interrupted)
+    stopped = []
     with pytest.raises(KeyboardInterrupt):
-        interruptible(work)
-    assert done.is_set() == has_begun
+        interruptible(lambda stop: stopped.append(stop.wait(GENEROUS_S)))
+    assert stopped == [True]
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+@pytest.mark.parametrize(("later", "waits"), [(0.9, True), (1.0, False)])
+def test_only_a_second_interrupt_does_not_wait_for_the_work(later: float, waits: bool) -> None:
+    stop, ended = threading.Event(), []
+
+    def call() -> None:
+        with stopped_by_ctrl_c(stop, iter([0.0, AGAIN_S * later]).__next__):
+            signal.raise_signal(signal.SIGINT)
+            assert stop.wait(GENEROUS_S)
+            signal.raise_signal(signal.SIGINT)
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert bool(ended) == waits
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_work_returns_its_result_and_its_error() -> None:

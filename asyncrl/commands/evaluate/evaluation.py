@@ -37,6 +37,7 @@ log = logging.getLogger("asyncrl.commands.evaluate")
 
 RESULT_FILE = "evaluation.json"
 PATTERN_MARKS = str.maketrans("*?[]", "____")
+ADD_TASKS = "name the tasks with --data TASKS, or data=TASKS in Python (docs/data.md)"
 
 
 def requested(
@@ -62,11 +63,14 @@ def requested(
 def _held_out(run: Run | None, target: str) -> list[str]:
     """The held-out tasks of a run. Raises ConfigError: it has none, or a model is evaluated."""
     if run is None:
-        absent = "" if Path(target).exists() else f" There is no folder {target}, so it is a name on the hub."
-        raise ConfigError(f"add --data TASKS (docs/data.md): {target} is a model, and only a run names tasks.{absent}")
+        if not Path(target).exists():
+            raise ConfigError(
+                f"there is neither a run nor a folder {target}; if it is a model's name on the hub, {ADD_TASKS}"
+            )
+        raise ConfigError(f"{target} is not a run, since it has no {CONFIG_FILE}; for a model, {ADD_TASKS}")
     sources = run.real_values()["data.eval"]
     if not sources:
-        raise ConfigError(f"add --data TASKS: {run.folder} has no data.eval")
+        raise ConfigError(f"{run.folder} has no data.eval; {ADD_TASKS}")
     return list(sources)
 
 

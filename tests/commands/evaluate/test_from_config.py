@@ -114,12 +114,12 @@ def test_a_weight_of_demonstrations_needs_none_in_an_evaluation(run: Path) -> No
 
 def test_a_run_is_evaluated_on_its_own_held_out_tasks_unless_others_are_named(run: Path, tmp_path: Path) -> None:
     tasks, file = str(tmp_path / "tasks.parquet"), run / "config.yaml"
-    with pytest.raises(ConfigError, match=r"add --data TASKS: .* has no data.eval"):
+    with pytest.raises(ConfigError, match=r"has no data.eval; name the tasks with --data TASKS"):
         requested(str(run), None, 8, None, [], None)
-    with pytest.raises(
-        ConfigError, match=r"add --data TASKS .*: owner/model is a model, .* There is no folder owner/model"
-    ):
+    with pytest.raises(ConfigError, match=r"neither a run nor a folder owner/model; .* name the tasks with --data"):
         requested("owner/model", None, 8, None, [], None)
+    with pytest.raises(ConfigError, match=r"is not a run, .*; for a model, name the tasks with --data TASKS"):
+        requested(str(tmp_path), None, 8, None, [], None)
     values = yaml.safe_load(file.read_text())
     values["data"]["eval"] = [tasks, tasks]
     file.write_text(yaml.safe_dump(values))
