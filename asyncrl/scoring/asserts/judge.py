@@ -19,12 +19,11 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn, Self
 
-from asyncrl.scoring.asserts.values import decode, encode
+from asyncrl.scoring.asserts.values import BEGUN, decode, encode
 
-BEGUN = "begun"
-"""The first word of the output. Without it, the judge itself could not start."""
 PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
-"""The verdicts, which are the second word of the output. `ended`: the program's process ended during the tests, by a
+"""The verdicts, which are the second word of the output. The first is BEGUN: without it, the judge or the program could
+not start. `ended`: the program's process ended during the tests, by a
 fault of the program or of its sandbox. `unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the
 tests hand an object of the program a value that is not data. Either the tests always do this, or this program returned
 an object instead of data."""
@@ -42,6 +41,9 @@ def main(fd: int, tests: str) -> None:
     sys.set_int_max_str_digits(0)
     verdict = VerdictOutput()
     program = Program(fd, verdict)
+    if not program.begins():
+        os._exit(0)
+    verdict.begin()
     try:
         run(tests, program, verdict)
     except SystemExit as end:
@@ -61,11 +63,14 @@ class VerdictOutput:
     """Standard output, separated from anything that the tests print."""
 
     def __init__(self) -> None:
-        os.write(1, f"{BEGUN} ".encode())
         self._out = os.dup(1)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
+
+    def begin(self) -> None:
+        """Prints that judge and program have started."""
+        os.write(self._out, f"{BEGUN} ".encode())
 
     def give(self, word: str, reason: str = "") -> NoReturn:
         """Prints the verdict and ends the process at once. The tests cannot catch this, and their threads end too."""
@@ -136,6 +141,10 @@ class Program:
         # The numbers of objects that the tests know only by a global name, because no answer has contained them yet.
         self._named: set[Any] = set()
         self.used = self.lacks_all = False
+
+    def begins(self) -> bool:
+        """Wait until the program begins. False: its process ended before that."""
+        return bool(self._file.readline(len(BEGUN) + 1) == f"{BEGUN}\n".encode())
 
     def globals(self, names: list[str]) -> dict[str, Any]:
         """The values of the `names` that the program defines."""

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from asyncrl.scoring.asserts.values import decode, encode
+from asyncrl.scoring.asserts.values import BEGUN, decode, encode
 
 Number = Callable[[Any], int]
 """Keeps an object for the judge, and returns its number."""
 
 
 def main(fd: int, source: str) -> None:
-    """Runs `source`, then answers the requests from the socket `fd` until it is closed."""
+    """Says that it begins, and runs `source`. Then it answers the requests from the socket `fd` until it is closed."""
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
+    connection.sendall(f"{BEGUN}\n".encode())
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)

@@ -11,6 +11,9 @@ from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
+BEGUN = "begun"
+"""The line that the program's process sends before it runs the program. The judge then prints it."""
+
 _CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 _MAPPINGS: tuple[Any, ...] = (Counter, dict)
 

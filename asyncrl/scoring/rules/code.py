@@ -20,7 +20,8 @@ from pathlib import Path
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.sandbox.sandbox import SandboxError, SandboxLimits, run
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, BuiltInSandbox, Sandbox, check_sandbox
-from asyncrl.scoring.asserts.judge import BEGUN, ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
+from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
+from asyncrl.scoring.asserts.values import BEGUN
 from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
 
@@ -203,7 +204,7 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
             judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])
             begun, _, verdict = judged.printed.partition(" ")
             word, _, reason = verdict.partition(" ")
-            if word == ENDED:
+            if word == ENDED or (judged.status == 0 and not judged.printed):
                 # If the program's sandbox failed, its error is raised here.
                 await running
         finally:
@@ -213,11 +214,12 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
         raise ScoringError(f"task {task.id} cannot be judged by its asserts: {reason}; use inputs and outputs")
     if judged.status == 0 and word in (PASSED, FAILED, ENDED, UNCLEAR):
         return FAILED if word == ENDED else word
-    if begun != BEGUN and (judged.status is None or judged.killed):
-        # The program is not at fault.
+    if begun != BEGUN and (judged.status is None or judged.killed or not judged.printed):
+        # The program is not at fault: it has not run, or nobody has called it.
         raise ScoringError(
-            f"the asserts of task {task.id} could not begin within {limits.wall_s:.3g} s and {limits.memory_mb} MB: "
-            "raise wall_s or memory_mb of the rule, or scoring.timeout_s, or run fewer programs at once"
+            f"the asserts of task {task.id} or the program could not begin within {limits.wall_s:.3g} s and "
+            f"{limits.memory_mb} MB: raise wall_s or memory_mb of the rule, or scoring.timeout_s, or run fewer "
+            "programs at once"
         )
     if judged.status is None or judged.killed:
         # The program's answers made the tests take too long, or too much memory.

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules import code
 from tests.scoring.rules.programs import sections
 from tests.scoring.rules.test_code import ASSERTS, judge
 
@@ -114,15 +115,22 @@ def test_a_judge_that_cannot_run_is_a_failure_and_not_a_zero():
     with pytest.raises(ScoringError, match=r"memory_mb=1 of the rule code is too small .* use at least 32"):
         judge("def add(a, b): return a + b", ASSERTS, memory_mb=1)
     assert judge("def add(a, b): return a + b", ASSERTS, memory_mb=32)["score"] == 1.0
-    with pytest.raises(ScoringError, match=r"could not begin within .* s and 1024 MB: raise wall_s"):
-        judge("def add(a, b): return a + b", ASSERTS, wall_s=0.001)
 
 
-def test_asserts_that_cannot_begin_in_the_time_of_all_tests_are_a_failure_and_not_a_zero(monkeypatch):
-    # Else so little time is refused before anything starts. Here it ends before or after the start of a process.
-    monkeypatch.setattr("asyncrl.scoring.rules.code._START_S", 0.0)
+@pytest.mark.parametrize("slow", ["judge", "program"])
+@pytest.mark.parametrize("after", ["time.sleep(600)", "os._exit(0)"])
+def test_asserts_of_which_a_side_does_not_begin_are_a_failure_and_not_a_zero(slow, after, monkeypatch):
+    script = code._script
+    before = {slow: f"import os, time; {after}; "}
+    monkeypatch.setattr(code, "_script", lambda side, *arguments: before.get(side, "") + script(side, *arguments))
+    with pytest.raises(ScoringError, match=r"could not begin within 1 s and 1024 MB: raise wall_s"):
+        judge("def add(a, b): return a + b", ASSERTS, wall_s=1)
+
+
+def test_asserts_whose_time_has_passed_are_a_failure_and_not_a_zero(monkeypatch):
+    monkeypatch.setattr(code, "_START_S", -1.0)
     with pytest.raises(ScoringError, match=r"scoring\.timeout_s"):
-        judge("def add(a, b): return a + b", ASSERTS, deadline=time.monotonic() + 0.004)
+        judge("def add(a, b): return a + b", ASSERTS, deadline=time.monotonic())
 
 
 @pytest.mark.parametrize(
