@@ -215,7 +215,7 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
     if judged.status == 0 and word in (PASSED, FAILED, ENDED, UNCLEAR):
         return FAILED if word == ENDED else word
     if begun != BEGUN and (judged.status is None or judged.killed or not judged.printed):
-        # The program is not at fault: it has not run, or nobody has called it.
+        # The program is not at fault: it has not run, or was not called.
         raise ScoringError(
             f"the asserts of task {task.id} or the program could not begin within {limits.wall_s:.3g} s and "
             f"{limits.memory_mb} MB: raise wall_s or memory_mb of the rule, or scoring.timeout_s, or run fewer "
