@@ -68,7 +68,7 @@ def _hint(key: str, value: Any) -> str:
     for a word of another system."""
     known = [*OPTIONS, *SECTIONS, *GROUPS]
     if (element := re.search(r"\.\d+(\.|$)", key)) and (whole := key[: element.start()]) in OPTIONS:
-        return f"; set {whole} as a whole, since elements of a list have no keys"
+        return f"; set {whole} as a whole"
     if difflib.get_close_matches(key, known, 1, MISSPELT):
         return did_you_mean(key, known)
     hint = other_words.hint(key, value) or did_you_mean(key, known)

@@ -82,10 +82,7 @@ def test_null_or_rank_0_undoes_the_adapters_of_a_file(tmp_path: Path, word: str)
         ("engine.launch=perhaps", "engine.launch=perhaps: it must be true or false"),
         ("scoring.needs={gsm8k: rules}", "scoring.needs={gsm8k: rules}: it must be a mapping to lists of rules, "),
         ("+algorithm.los=gspo", "algorithm.los=gspo: there is no such key; did you mean algorithm.loss?"),
-        (
-            "learner.betas.1=0",
-            "learner.betas.1=0: there is no such key; set learner.betas as a whole, since elements of",
-        ),
+        ("learner.betas.1=0", "learner.betas.1=0: there is no such key; set learner.betas as a whole"),
         (
             "algorithm.correction.1.params=3",
             "algorithm.correction.1.params=3: there is no such key; set algorithm.corr",
