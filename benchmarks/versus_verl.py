@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
+from asyncrl.machine.gpu_use import VisibleGpus
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import read_lines
 from benchmarks.record import RESULTS, machine, write_result
@@ -102,9 +103,8 @@ class Use:
 
     samples: list[tuple[float, list[float]]] = field(default_factory=list)
 
-    def read(self, nvml: Any) -> None:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self.samples.append((time.time(), [nvml.nvmlDeviceGetUtilizationRates(each).gpu / 100 for each in handles]))
+    def read(self, nvml: Any, gpus: Sequence[Any]) -> None:
+        self.samples.append((time.time(), [nvml.nvmlDeviceGetUtilizationRates(each).gpu / 100 for each in gpus]))
 
     def mean(self, begin: float, end: float) -> list[float]:
         """The mean of each GPU between two times."""
@@ -303,17 +303,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     run = VerlRun(log) if options.side.startswith("verl") else AsyncrlRun(folder)
-    pynvml.nvmlInit()
+    gpus = VisibleGpus(pynvml).handles
     packages = versions(options.python)
     environment = environment_of(options.side, folder, "flash-attn" in packages)
     use, launched = Use(), time.time()
-    curve = played(command, log, environment, run, options, lambda: use.read(pynvml))
+    curve = played(command, log, environment, run, options, lambda: use.read(pynvml, gpus))
     row = {**figures(curve, use, work.batch, launched), "versions": packages, "command": command}
     print(f"{label}: {row['samples_per_s']} samples/s, {row['seconds_of_a_step']} s a step, accuracy {row['accuracy']}")
-    names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(work.gpus)]
-    print(
-        f"written to {written(options.out / 'versus_verl.json', label, row, f'{work.gpus} x {names[0]}, {machine()}')}"
-    )
+    device = f"{work.gpus} x {pynvml.nvmlDeviceGetName(gpus[0])}, {machine()}"
+    print(f"written to {written(options.out / 'versus_verl.json', label, row, device)}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class GpuUse(NamedTuple):
 
 class VisibleGpus:
     """The GPUs that CUDA_VISIBLE_DEVICES in `environment` names, or all GPUs of this machine. `nvml` is the module
-    pynvml.
+    pynvml, and `handles` are its handles of the GPUs.
 
     Raises pynvml.NVMLError: the driver does not answer, or does not know a named GPU.
     """
@@ -35,21 +35,21 @@ class VisibleGpus:
     def __init__(self, nvml: Any, environment: Mapping[str, str] = os.environ) -> None:
         self._nvml = nvml
         nvml.nvmlInit()
-        self._handles = self._named(environment)
+        self.handles = self._named(environment)
 
     def read(self) -> GpuUse | None:
         """Return the use now, or None if there are no GPUs. Raises pynvml.NVMLError: the driver does not answer."""
-        if not self._handles:
+        if not self.handles:
             return None
-        taken = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(each).used) for each in self._handles)
-        shares = [self._utilisation(each) for each in self._handles]
+        taken = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(each).used) for each in self.handles)
+        shares = [self._utilisation(each) for each in self.handles]
         known = [share for share in shares if share is not None]
         return GpuUse(taken, sum(known) / len(known) if known else None)
 
     def smallest(self) -> int | None:
         """Return the bytes of memory of the smallest GPU, or None if there are no GPUs. Raises pynvml.NVMLError: the
         driver does not answer."""
-        return min((int(self._nvml.nvmlDeviceGetMemoryInfo(each).total) for each in self._handles), default=None)
+        return min((int(self._nvml.nvmlDeviceGetMemoryInfo(each).total) for each in self.handles), default=None)
 
     def _utilisation(self, handle: Any) -> float | None:
         try:

@@ -193,14 +193,21 @@ def test_packed_sequences_reach_the_kernel_of_pytorch() -> None:
 
 @pytest.mark.slow
 def test_the_command_runs_a_side_and_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[int] = set()
+
+    def used(index: int) -> SimpleNamespace:
+        read.add(index)
+        return SimpleNamespace(gpu=50)
+
     nvml = SimpleNamespace(
         nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetCount=lambda: 4,
         nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=50 + index),
+        nvmlDeviceGetUtilizationRates=used,
         nvmlDeviceGetName=lambda index: "a GPU",
     )
     monkeypatch.setattr(versus_verl, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     lines = "".join(step_line(step, 2.0) for step in (1, 2, 3))
     python = tmp_path / "python"
     # It answers for its packages as Python does, and plays verl otherwise.
@@ -220,6 +227,7 @@ def test_the_command_runs_a_side_and_writes_its_figures(tmp_path: Path, monkeypa
         128.0,
         torch.__version__.partition("+")[0],
     )
+    assert read == {2, 3}
     assert row["command"][0] == str(python)
     assert "stand_in" in (tmp_path / "runs/verl-sync.log").read_text()
 
