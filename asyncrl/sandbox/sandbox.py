@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
+from asyncrl.sandbox.child.watching import RUNS
 
 log = logging.getLogger(__name__)
 
@@ -168,13 +169,20 @@ def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
     """Wait for the watcher's report. Returns None if `wall_s` seconds pass without it. In either case all processes of
-    the call have ended."""
+    the call have ended. Raises SandboxError: the program has not reached its first line."""
     control.setblocking(False)
+    report = b""
     try:
         async with asyncio.timeout(wall_s):
-            return (await asyncio.get_running_loop().sock_recv(control, 8192)).decode(errors="replace")
-    except TimeoutError:
-        return None
+            while report in (b"", RUNS) and (part := await asyncio.get_running_loop().sock_recv(control, 8192)):
+                report += part
+            return _after_start(report.decode(errors="replace"))
+    except TimeoutError as error:
+        if report == RUNS:
+            return None
+        raise SandboxError(
+            f"a program could not begin within its {wall_s:.3g} s: run fewer programs at once, or raise wall_s"
+        ) from error
     finally:
         # The watcher ends when the connection ends. `close` would not end the connection, because a fork of this
         # process may hold a copy of the socket.
@@ -185,6 +193,13 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
         except asyncio.CancelledError:
             await ended
             raise
+
+
+def _after_start(report: str) -> str:
+    started, line, ended = report.partition(RUNS.decode())
+    if line or started.startswith("failed"):
+        return started + ended
+    raise SandboxError(f"a program ended before its first line: {started.strip() or 'its watcher was killed'}")
 
 
 def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResult:

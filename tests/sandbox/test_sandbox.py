@@ -313,6 +313,23 @@ def test_a_program_that_kills_its_watcher_is_stopped_and_no_failure_of_the_sandb
     assert ran.killed or "PermissionError" in ran.printed
 
 
+def test_a_program_whose_time_ends_before_its_first_line_is_a_failure_of_the_sandbox(either: bool):
+    # Python itself takes longer than this to start.
+    limits = sandbox.SandboxLimits(wall_s=0.001)
+    with pytest.raises(sandbox.SandboxError, match=r"could not begin within its 0\.001 s: run fewer programs at once"):
+        asyncio.run(sandbox.run("print(1)", limits, namespaces=either))
+
+
+def test_a_program_that_is_killed_before_its_first_line_is_a_failure_of_the_sandbox(
+    either: bool, monkeypatch: pytest.MonkeyPatch
+):
+    *python, code = sandbox.child_command("main")
+    killed = code.replace("main()", "main.__globals__['find_packages'] = lambda: os.kill(os.getpid(), 9); main()")
+    monkeypatch.setattr(sandbox, "child_command", lambda _: [*python, f"import os; {killed}"])
+    with pytest.raises(sandbox.SandboxError, match="ended before its first line: status 137"):
+        run("print(1)", namespaces=either)
+
+
 @pytest.mark.skipif(not ordinary_users_can(), reason="nothing to refuse here")
 def test_a_system_that_refuses_namespaces_is_named_once_and_programs_still_run():
     code = """

@@ -1,7 +1,8 @@
 """Runs the launcher, and later the program in its confined process.
 
-The watcher writes `status N` or `failed REASON` to the control socket. For a session it also reads orders from this
-socket. The watcher ends when the caller closes the connection.
+The program's process writes RUNS to the control socket just before its first line. When it has ended, the watcher
+writes `status N REASON`, or `failed REASON` if it could not be confined. For a session the watcher also reads orders
+from this socket. It ends when the caller closes the connection.
 
 `machine/guard.py`, which ends other child processes with their parent, is not used here: the watcher (`watching.py`)
 ends the program when the caller ends.
@@ -15,7 +16,7 @@ from contextlib import suppress
 from asyncrl.sandbox.child.namespaces import build_root, enter_namespaces
 from asyncrl.sandbox.child.options import Options
 from asyncrl.sandbox.child.system import libc
-from asyncrl.sandbox.child.watching import watch
+from asyncrl.sandbox.child.watching import RUNS, report, watch
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -26,6 +27,9 @@ def main() -> None:
     source = os.pread(options.source, os.fstat(options.source).st_size, 0).decode()
     os.close(options.source)
     launch(options)
+    find_packages()
+    report(options.control, RUNS)
+    os.close(options.control)
     run(source)
 
 
@@ -50,7 +54,7 @@ def launch(options: Options) -> None:
                 libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         watch(options)
     except Exception as error:  # noqa: BLE001 - the caller raises it
-        os.write(options.control, f"failed {type(error).__name__}: {error}".encode())
+        report(options.control, f"failed {type(error).__name__}: {error}".encode())
         os._exit(1)
 
 
@@ -65,7 +69,6 @@ def find_packages() -> None:
 
 def run(source: str) -> None:
     """Run a program as `python -I -` does. Its tracebacks have no frames of this package."""
-    find_packages()
     sys.modules["__main__"] = module = type(sys)("__main__")
     try:
         exec(compile(source, "<stdin>", "exec"), module.__dict__)

@@ -51,4 +51,5 @@ def start(fds: list[int], arguments: list[str], folder: str) -> None:
     options = Options([str(control), NO_FILE, *arguments])
     os.chdir("/" if options.namespaces else folder)
     launch(options)
+    os.close(control)
     cells.serve(requests, requests)

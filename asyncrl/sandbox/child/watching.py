@@ -11,6 +11,8 @@ from asyncrl.sandbox.child.options import Options
 from asyncrl.sandbox.child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendants
 from asyncrl.sandbox.child.rights import confine
 
+RUNS = b"runs\n"
+"""The line that the caller reads before the status of a program, unless the program ended before its first line."""
 STOP, GO = b"s", b"g"
 """The orders that the caller of a session sends: stop all processes, or let them continue."""
 
@@ -31,7 +33,7 @@ def watch(options: Options) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for fd in (options.control, woken, wake, problem):
+        for fd in (woken, wake, problem):
             os.close(fd)
         confine(options, failure)
         return
@@ -43,10 +45,14 @@ def watch(options: Options) -> None:
     os.set_blocking(problem, False)
     with suppress(BlockingIOError):
         failed = os.read(problem, 4096)
+    report(options.control, b"failed " + failed if failed else f"status {status} {reason}".encode())
+    os._exit(0)
+
+
+def report(control: int, text: bytes) -> None:
     # The write fails if the caller has ended.
     with suppress(OSError):
-        os.write(options.control, b"failed " + failed if failed else f"status {status} {reason}".encode())
-    os._exit(0)
+        os.write(control, text)
 
 
 def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":

@@ -1,11 +1,14 @@
 """Programs against unit tests, in the real sandbox."""
 
+import asyncio
 import json
 import time
 
 import pytest
 
 from asyncrl.errors import ScoringError
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError
+from asyncrl.sandbox.sandboxes import BuiltInSandbox
 from asyncrl.scoring.rules.code import code
 from tests.helpers import GENEROUS_S
 from tests.scoring.fakes import answered
@@ -64,9 +67,29 @@ def test_a_program_that_no_file_can_hold_is_wrong():
     assert judge("print('\ud800')", PAIRS)["score"] == 0.0
 
 
-def test_a_program_that_overruns_costs_its_score_and_not_the_verification():
-    verdict = judge("while True: pass", PAIRS, partial=True, deadline=time.monotonic() + 3.0)
-    assert verdict == {"score": 0.0, "passed": 0.0, "out_of_time": 1.0, "unclear": 0.0}
+class Slow(BuiltInSandbox):
+    """Its first program begins, and takes all of its time. The others cannot begin in theirs."""
+
+    ran = 0
+
+    async def run(self, program, limits, *, stdin=b"", errors=True):
+        self.ran += 1
+        if self.ran == 1:
+            await asyncio.sleep(limits.wall_s - 0.1)
+            return ProgramResult("3", 0)
+        await asyncio.sleep(limits.wall_s + 0.01)
+        raise SandboxError("a program could not begin")
+
+
+def test_tests_whose_time_the_tests_before_took_are_out_of_time():
+    verdict = judge("print(3)", PAIRS, partial=True, sandbox=Slow(), deadline=time.monotonic() + 1.0)
+    assert verdict == {"score": 0.5, "passed": 0.5, "out_of_time": 1.0, "unclear": 0.0}
+
+
+def test_a_program_that_could_not_begin_has_no_score():
+    # Python itself takes longer than this to start.
+    with pytest.raises(SandboxError, match=r"could not begin within its 0\.001 s"):
+        judge("print(3)", PAIRS, wall_s=0.001)
 
 
 def test_more_tests_than_there_is_time_to_start_are_a_failure_whatever_the_program():
