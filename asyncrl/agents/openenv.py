@@ -28,8 +28,8 @@ from asyncrl.agents.server import (
     read_reward,
 )
 from asyncrl.errors import RefusedError, UnavailableError
+from asyncrl.machine.finishing import finish
 from asyncrl.text import cut
-from asyncrl.tools.finishing import finish
 from asyncrl.types import Task
 
 FIELD = "openenv"

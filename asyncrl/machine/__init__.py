@@ -12,8 +12,8 @@ In reading order:
 - `files.py`, `shared_folder.py`, `remote_folder.py`, `temporary_folder.py`, `owner.py`: disks.
 - `ports.py`, `numa.py`, `gpus.py`, `gpu_use.py`, `gpu_lock.py`, `host_memory.py`: the machine's other parts.
 - `blocked_loop.py`, `slow_code.py`, `own_exits.py`: the user's own code that blocks, takes long, or ends the process.
-- `long_work.py`, `process_tree.py`, `program_protocol.py`: progress of long work, use of the machine, programs under
-  asyncio.
+- `long_work.py`, `process_tree.py`: progress of long work, use of the machine. `program.py`: programs with pipes.
+  `finishing.py`: work that a cancellation does not interrupt.
 
 Time limits and the texts of log lines may change freely. Promises depend on the order in which locks are taken
 (`gpu_lock.py`) and files are written (`files.py`).

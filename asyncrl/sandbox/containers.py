@@ -25,6 +25,8 @@ from typing import Any
 from weakref import WeakSet
 
 from asyncrl.machine.child import Guarded
+from asyncrl.machine.finishing import finish
+from asyncrl.machine.program import start_program
 from asyncrl.sandbox.sandbox import MAX_OUTPUT_BYTES, ProgramResult, SandboxError, SandboxLimits
 
 INSTALL = {
@@ -162,7 +164,7 @@ class ContainerSandbox:
             }
             return _result(await container.request(request, limits.wall_s + START_S))
         finally:
-            await _finish(container.end())
+            await finish(container.end())
 
     async def start(self, limits: SandboxLimits) -> ContainerSession:
         """Start a container whose Python runs cells. Raises SandboxError."""
@@ -170,7 +172,7 @@ class ContainerSandbox:
         try:
             await container.request({}, START_S)
         except BaseException:
-            await _finish(container.end())
+            await finish(container.end())
             raise
         return ContainerSession(container)
 
@@ -198,16 +200,12 @@ class ContainerSandbox:
         name = f"asyncrl-{uuid.uuid4().hex}"
         guard = Guarded(self.command(name, limits))
         try:
-            started = await asyncio.create_subprocess_exec(
-                *guard.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                limit=_LONGEST_REPORT,
+            transport, protocol = await start_program(
+                guard.command,
+                _LONGEST_REPORT,
                 # docker and podman may write files into their working directory.
                 cwd=tempfile.gettempdir(),
                 pass_fds=guard.files,
-                start_new_session=True,
             )
         except BaseException as error:
             guard.close()
@@ -215,6 +213,7 @@ class ContainerSandbox:
                 raise SandboxError(f"{self._program} cannot be started: {error}") from error
             raise
         self._guards.add(guard)
+        started = Process(transport, protocol, asyncio.get_running_loop())
         return Container(self._program, name, started, guard)
 
 
@@ -229,12 +228,3 @@ async def _tail(started: Process) -> str:
     while part := await started.stderr.read(1 << 12):
         kept = (kept + part)[-4 * _STDERR_CHARS :]
     return kept.decode(errors="replace").strip()[-_STDERR_CHARS:]
-
-
-async def _finish(work: Any) -> None:
-    """Wait until `work` is done, even if this task is cancelled."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    finally:
-        await task

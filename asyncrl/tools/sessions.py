@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from asyncrl.machine.finishing import finish
 from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 from asyncrl.tools.base import StateLostError
-from asyncrl.tools.finishing import finish
 
 
 class Cells(Protocol):

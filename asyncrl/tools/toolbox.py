@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 from asyncrl.chat.parsing import MalformedCall
 from asyncrl.errors import ToolError
+from asyncrl.machine.finishing import finish
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.plain import copied
 from asyncrl.text import own_line, reason_of
 from asyncrl.tools.base import Scored, StateLostError, Tool, ToolRefusal
 from asyncrl.tools.contained import contained
-from asyncrl.tools.finishing import finish
 from asyncrl.tools.results import Content, cut_content, read_content
 from asyncrl.types import LARGEST_FLOAT32, Task, Ticket, ToolCall
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.machine.finishing import finish
 from asyncrl.tools.contained import EscapeError, contained, guarded_task
-from asyncrl.tools.finishing import finish
 
 
 class TimedOut(BaseException):

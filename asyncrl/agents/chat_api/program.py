@@ -26,9 +26,9 @@ from typing import Any
 from asyncrl.agents.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
 from asyncrl.errors import ConfigError
 from asyncrl.machine.child import Guarded
-from asyncrl.machine.program_protocol import ProgramProtocol
+from asyncrl.machine.finishing import finish
+from asyncrl.machine.program import ProgramProtocol, start_program
 from asyncrl.network.throttle import ErrorLogger
-from asyncrl.tools.finishing import finish
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
@@ -164,17 +164,10 @@ class AgentProgram:
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> AgentProgram:
         """Start a program. Raises OSError: the system cannot start another process."""
         read, write = os.pipe()
-        loop, guard = asyncio.get_running_loop(), Guarded(command)
+        guard = Guarded(command)
         try:
-            transport, protocol = await loop.subprocess_exec(
-                lambda: ProgramProtocol(loop, CHUNK),
-                *guard.command,
-                stdin=read,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=dict(environment),
-                pass_fds=guard.files,
-                start_new_session=True,
+            transport, protocol = await start_program(
+                guard.command, CHUNK, stdin=read, env=dict(environment), pass_fds=guard.files
             )
         except BaseException:
             os.close(write)

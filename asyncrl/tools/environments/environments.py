@@ -24,6 +24,7 @@ from typing import Any
 from asyncrl.chat.history import Message
 from asyncrl.chat.parsing import MalformedCall
 from asyncrl.errors import ToolError
+from asyncrl.machine.finishing import finish
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.plain import copied
@@ -33,7 +34,6 @@ from asyncrl.tools.contained import contained
 from asyncrl.tools.environments import values
 from asyncrl.tools.environments.classes import CALL_REWARD, EnvironmentClass, Function, class_of
 from asyncrl.tools.environments.thread import EpisodeThread
-from asyncrl.tools.finishing import finish
 from asyncrl.tools.results import Content, cut_content
 from asyncrl.tools.toolbox import ToolCounts, ToolLimits
 from asyncrl.types import Task, Ticket, ToolCall

@@ -15,11 +15,11 @@ from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 from asyncrl.errors import InteractionError
+from asyncrl.machine.finishing import finish
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.tools.contained import contained
-from asyncrl.tools.finishing import finish
 from asyncrl.tools.interactions.base import Interaction
 from asyncrl.tools.results import Content, cut_content, read_content
 from asyncrl.types import LARGEST_FLOAT32, Ticket

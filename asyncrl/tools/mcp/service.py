@@ -19,8 +19,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from asyncrl.machine.finishing import finish
 from asyncrl.tools.base import StateLostError, ToolRefusal
-from asyncrl.tools.finishing import finish
 from asyncrl.tools.mcp.results import result_content, text_of
 from asyncrl.tools.mcp.session import Link, Session, SessionError
 from asyncrl.tools.mcp.settings import McpServer

@@ -28,9 +28,9 @@ from mcp_types import (
 from pydantic import BaseModel
 
 from asyncrl import __version__
+from asyncrl.machine.finishing import finish
 from asyncrl.text import reason_of
 from asyncrl.tools.base import ToolRefusal
-from asyncrl.tools.finishing import finish
 from asyncrl.tools.mcp.settings import McpServer
 from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
 

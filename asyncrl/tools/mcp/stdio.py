@@ -33,7 +33,7 @@ from mcp_types import (
 )
 
 from asyncrl.machine.child import Guarded
-from asyncrl.machine.program_protocol import ProgramProtocol
+from asyncrl.machine.program import start_program
 from asyncrl.text import encodable
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -142,17 +142,11 @@ class ProgramLink:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Process]:
-        loop = asyncio.get_running_loop()
         with Guarded(self._command) as guard:
-            transport, protocol = await loop.subprocess_exec(
-                lambda: ProgramProtocol(loop, _CHUNK),
-                *guard.command,
-                env=self._env,
-                cwd=self._cwd,
-                pass_fds=guard.files,
-                start_new_session=True,
+            transport, protocol = await start_program(
+                guard.command, _CHUNK, env=self._env, cwd=self._cwd, pass_fds=guard.files
             )
-            process = Process(transport, protocol, loop)
+            process = Process(transport, protocol, asyncio.get_running_loop())
             try:
                 yield process
             finally:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-async def finish(work: Coroutine[Any, Any, None]) -> None:
+async def finish(work: Coroutine[Any, Any, object]) -> None:
     """Wait until `work` is done. If the caller is cancelled meanwhile, raise CancelledError when the work is done."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
