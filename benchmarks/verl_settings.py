@@ -129,8 +129,8 @@ def _common(work: Work, folder: Path) -> dict[str, Any]:
         f"{model}.enable_gradient_checkpointing": False,
         f"{model}.use_liger": True,
         f"{model}.use_fused_kernels": True,
-        # The kernels in Triton need a hidden size that 128 divides.
-        f"{model}.fused_kernel_options.impl_backend": "liger",
+        # Those in Triton need a hidden size that 128 divides, and those of Liger nvidia-cutlass-dsl on Hopper GPUs.
+        f"{model}.fused_kernel_options.impl_backend": "torch",
         f"{actor}.strategy": "fsdp2",
         f"{actor}.fsdp_config.strategy": "fsdp2",
         f"{actor}.fsdp_config.reshard_after_forward": False,
