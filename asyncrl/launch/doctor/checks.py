@@ -99,8 +99,18 @@ def _unseen(here: AcceleratorFacts, expected: int) -> Diagnosis:
     )
 
 
+def _usable(here: AcceleratorFacts) -> Sequence[int]:
+    """The numbers of the GPUs that a run may use, or of all GPUs if CUDA_VISIBLE_DEVICES has no numbers."""
+    every = range(len(here.gpus))
+    named = None if here.visible is None else visible_gpus(here.visible)
+    if named is None or not all(map(str.isdecimal, named)):
+        return every
+    return [index for index in map(int, named) if index in every]
+
+
 def _used(here: AcceleratorFacts) -> Iterator[Diagnosis]:
-    used = [index for index, gpu in enumerate(here.gpus) if gpu.used > BUSY_SHARE * gpu.memory]
+    usable = {index: here.gpus[index] for index in _usable(here)}
+    used = [index for index, gpu in usable.items() if gpu.used > BUSY_SHARE * gpu.memory]
     if used:
         yield Diagnosis(
             "gpus",
@@ -108,7 +118,7 @@ def _used(here: AcceleratorFacts) -> Iterator[Diagnosis]:
             f"memory of GPU {_listed(used)} is in use",
             "`nvidia-smi` names the processes; end any that an earlier run has left",
         )
-    exclusive = [index for index, gpu in enumerate(here.gpus) if gpu.compute_mode not in ("Default", "[N/A]")]
+    exclusive = [index for index, gpu in usable.items() if gpu.compute_mode not in ("Default", "[N/A]")]
     if exclusive:
         yield Diagnosis(
             "gpus",

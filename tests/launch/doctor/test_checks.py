@@ -79,6 +79,13 @@ def test_gpus_that_somebody_has_hidden_are_no_problem() -> None:
         assert {each.verdict for each in found} == {Severity.OK}
 
 
+def test_memory_counts_only_on_gpus_that_a_run_may_use() -> None:
+    busy = [GPU, replace(GPU, used=90_000)]
+    for visible, verdicts in (("", ["ok"]), ("0", ["ok"]), ("1", ["ok", "warning"]), ("GPU-7", ["ok", "warning"])):
+        found = examine(gpus(gpus=busy, visible=visible, torch_gpus=int(visible != "")))
+        assert [each.verdict.value for each in found if each.check == "gpus"] == verdicts
+
+
 def test_a_host_without_gpus_is_healthy() -> None:
     found = examine(replace(HEALTHY, accelerators=AcceleratorFacts()))
     assert {each.verdict for each in found} == {Severity.OK}
