@@ -166,6 +166,7 @@ def figures(curve: Curve, use: Use, batch: int, launched: float) -> dict[str, An
         "steps": len(steady),
         "samples_per_s": round(count / sum(step.seconds for step in steady), 2),
         "samples_per_s_with_evaluations": round(count / (end - begin), 2) if end > begin else None,
+        "seconds_of_each_step": [round(step.seconds, 2) for step in steady],
         "seconds_of_a_step": round(fmean(step.seconds for step in steady), 3),
         "seconds_of_phases": {name: round(fmean(step.phases.get(name, 0.0) for step in steady), 3) for name in phases},
         "gpu_utilisation": use.mean(begin, end),
@@ -303,7 +304,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     run = VerlRun(log) if options.side.startswith("verl") else AsyncrlRun(folder)
-    gpus = VisibleGpus(pynvml).handles
+    gpus = VisibleGpus(pynvml).handles[: work.gpus]
+    if len(gpus) < work.gpus:
+        raise SystemExit(f"--gpus={work.gpus}: this process may use {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES)")
     packages = versions(options.python)
     environment = environment_of(options.side, folder, "flash-attn" in packages)
     use, launched = Use(), time.time()

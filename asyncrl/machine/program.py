@@ -39,7 +39,12 @@ async def start_program(
         # children, which hold its pipes, have ended.
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
+        starting.add_done_callback(_kill)
         await finish(asyncio.wait([starting]))
-        if starting.exception() is None:
-            starting.result()[0].close()
         raise
+
+
+def _kill(started: asyncio.Future[tuple[asyncio.SubprocessTransport, ProgramProtocol]]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        transport, _ = started.result()
+        transport.close()

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -48,6 +48,10 @@ _OF_PYTHON = ("bin", "lib", "lib64", "pyvenv.cfg")
 
 class SandboxError(AsyncrlError):
     """The program could not be run because of a fault of this machine, not of the program."""
+
+
+class NotBegunError(SandboxError):
+    """The program's time ended before its first line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,8 @@ def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
     """Wait for the watcher's report. Returns None if `wall_s` seconds pass without it. In either case all processes of
-    the call have ended. Raises SandboxError: the program has not reached its first line."""
+    the call have ended. Raises SandboxError if the program has not reached its first line: NotBegunError if its time
+    is over, else it was killed."""
     control.setblocking(False)
     report = b""
     try:
@@ -178,9 +183,12 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
                 report += part
             return _after_start(report.decode(errors="replace"))
     except TimeoutError as error:
-        if report == RUNS:
+        # A busy event loop may not have read it yet.
+        with suppress(BlockingIOError):
+            report = report or control.recv(8192)
+        if report.startswith(RUNS):
             return None
-        raise SandboxError(
+        raise NotBegunError(
             f"a program could not begin within its {wall_s:.3g} s: run fewer programs at once, or raise wall_s"
         ) from error
     finally:

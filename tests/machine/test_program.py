@@ -36,3 +36,19 @@ time.sleep(600)
         with pytest.raises(asyncio.CancelledError):
             await starting
     await async_until(lambda: not living(started))
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+async def test_a_program_ends_even_if_its_start_is_cancelled_twice(rounds: int):
+    before = set(psutil.Process().children())
+    starting = asyncio.ensure_future(start_program([sys.executable, "-c", "import time; time.sleep(600)"], 1 << 16))
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    started = set(psutil.Process().children()) - before
+    assert len(started) == 1
+    starting.cancel()
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await async_until(lambda: not living(started))

@@ -18,7 +18,7 @@ from functools import partial as bind
 from pathlib import Path
 
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.sandbox.sandbox import SandboxError, SandboxLimits, run
+from asyncrl.sandbox.sandbox import NotBegunError, SandboxError, SandboxLimits, run
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, BuiltInSandbox, Sandbox, check_sandbox
 from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
 from asyncrl.scoring.asserts.values import BEGUN
@@ -121,10 +121,10 @@ async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go
             break
         try:
             verdict, _ = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
-        except SandboxError:
-            if not verdicts or time.monotonic() < end:
+        except NotBegunError:
+            if not verdicts or seconds >= limits.wall_s:
                 raise
-            # The tests before this one took the time in which it would have begun.
+            # The tests before this one left it too little time.
             break
         verdicts.append(verdict)
         if verdict != PASSED and not go_on:

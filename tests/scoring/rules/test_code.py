@@ -7,7 +7,7 @@ import time
 import pytest
 
 from asyncrl.errors import ScoringError
-from asyncrl.sandbox.sandbox import ProgramResult, SandboxError
+from asyncrl.sandbox.sandbox import NotBegunError, ProgramResult, SandboxError
 from asyncrl.sandbox.sandboxes import BuiltInSandbox
 from asyncrl.scoring.rules.code import code
 from tests.helpers import GENEROUS_S
@@ -70,7 +70,8 @@ def test_a_program_that_no_file_can_hold_is_wrong():
 class Slow(BuiltInSandbox):
     """Its first program begins, and takes all of its time. The others cannot begin in theirs."""
 
-    ran = 0
+    def __init__(self, error):
+        self.error, self.ran = error, 0
 
     async def run(self, program, limits, *, stdin=b"", errors=True):
         self.ran += 1
@@ -78,12 +79,17 @@ class Slow(BuiltInSandbox):
             await asyncio.sleep(limits.wall_s - 0.1)
             return ProgramResult("3", 0)
         await asyncio.sleep(limits.wall_s + 0.01)
-        raise SandboxError("a program could not begin")
+        raise self.error("a program could not begin")
 
 
 def test_tests_whose_time_the_tests_before_took_are_out_of_time():
-    verdict = judge("print(3)", PAIRS, partial=True, sandbox=Slow(), deadline=time.monotonic() + 1.0)
+    verdict = judge("print(3)", PAIRS, partial=True, sandbox=Slow(NotBegunError), deadline=time.monotonic() + 1.0)
     assert verdict == {"score": 0.5, "passed": 0.5, "out_of_time": 1.0, "unclear": 0.0}
+
+
+def test_another_failure_of_the_sandbox_at_the_end_of_the_time_is_a_failure():
+    with pytest.raises(SandboxError, match="a program could not begin"):
+        judge("print(3)", PAIRS, partial=True, sandbox=Slow(SandboxError), deadline=time.monotonic() + 1.0)
 
 
 def test_a_program_that_could_not_begin_has_no_score():
