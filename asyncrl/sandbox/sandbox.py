@@ -153,7 +153,8 @@ async def run(
         theirs.close()
         report = await _report(process, ours, limits.wall_s)
         output.seek(0)
-        return result_of(output.read(MAX_OUTPUT_BYTES).decode(errors="replace"), report, namespaces)
+        printed = output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+        return result_of(printed, None if report is None else _after_start(report, printed), namespaces)
 
 
 def child_command(module: str) -> list[str]:
@@ -173,15 +174,14 @@ def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
     """Wait for the watcher's report. Returns None if `wall_s` seconds pass without it. In either case all processes of
-    the call have ended. Raises SandboxError if the program has not reached its first line: NotBegunError if its time
-    is over, else it was killed."""
+    the call have ended. Raises NotBegunError."""
     control.setblocking(False)
     report = b""
     try:
         async with asyncio.timeout(wall_s):
             while report in (b"", RUNS) and (part := await asyncio.get_running_loop().sock_recv(control, 8192)):
                 report += part
-            return _after_start(report.decode(errors="replace"))
+            return report.decode(errors="replace")
     except TimeoutError as error:
         # A busy event loop may not have read it yet.
         with suppress(BlockingIOError):
@@ -203,11 +203,13 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
             raise
 
 
-def _after_start(report: str) -> str:
+def _after_start(report: str, printed: str) -> str:
+    """The report without the line RUNS. Raises SandboxError: the program ended before its first line."""
     started, line, ended = report.partition(RUNS.decode())
     if line or started.startswith("failed"):
         return started + ended
-    raise SandboxError(f"a program ended before its first line: {started.strip() or 'its watcher was killed'}")
+    reason = f"{started.strip() or 'its watcher was killed'} {printed.strip()[-500:]}".strip()
+    raise SandboxError(f"a program ended before its first line: {reason}")
 
 
 def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResult:
