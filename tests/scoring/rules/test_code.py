@@ -70,8 +70,7 @@ def test_a_program_that_no_file_can_hold_is_wrong():
 class Slow(BuiltInSandbox):
     """Its first program begins, and takes all of its time. The others cannot begin in theirs."""
 
-    def __init__(self, error):
-        self.error, self.ran = error, 0
+    ran = 0
 
     async def run(self, program, limits, *, stdin=b"", errors=True):
         self.ran += 1
@@ -79,17 +78,29 @@ class Slow(BuiltInSandbox):
             await asyncio.sleep(limits.wall_s - 0.1)
             return ProgramResult("3", 0)
         await asyncio.sleep(limits.wall_s + 0.01)
-        raise self.error("a program could not begin")
+        raise NotBegunError("a program could not begin")
 
 
 def test_tests_whose_time_the_tests_before_took_are_out_of_time():
-    verdict = judge("print(3)", PAIRS, partial=True, sandbox=Slow(NotBegunError), deadline=time.monotonic() + 1.0)
+    verdict = judge("print(3)", PAIRS, partial=True, sandbox=Slow(), deadline=time.monotonic() + 1.0)
     assert verdict == {"score": 0.5, "passed": 0.5, "out_of_time": 1.0, "unclear": 0.0}
 
 
-def test_another_failure_of_the_sandbox_at_the_end_of_the_time_is_a_failure():
-    with pytest.raises(SandboxError, match="a program could not begin"):
-        judge("print(3)", PAIRS, partial=True, sandbox=Slow(SandboxError), deadline=time.monotonic() + 1.0)
+class Failing(BuiltInSandbox):
+    """Its first program passes, and no other can be run."""
+
+    ran = 0
+
+    async def run(self, program, limits, *, stdin=b"", errors=True):
+        self.ran += 1
+        if self.ran > 1:
+            raise SandboxError("no processes are left")
+        return ProgramResult("3", 0)
+
+
+def test_a_sandbox_that_fails_after_a_test_is_a_failure_and_not_a_score():
+    with pytest.raises(SandboxError, match="no processes are left"):
+        judge("print(3)", PAIRS, partial=True, sandbox=Failing())
 
 
 def test_a_program_that_could_not_begin_has_no_score():
