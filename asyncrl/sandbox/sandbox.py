@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
-from asyncrl.sandbox.child.watching import RUNS
+from asyncrl.sandbox.child.watching import BEGUN
 
 log = logging.getLogger(__name__)
 
@@ -179,14 +179,14 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
     report = b""
     try:
         async with asyncio.timeout(wall_s):
-            while report in (b"", RUNS) and (part := await asyncio.get_running_loop().sock_recv(control, 8192)):
+            while report in (b"", BEGUN) and (part := await asyncio.get_running_loop().sock_recv(control, 8192)):
                 report += part
             return report.decode(errors="replace")
     except TimeoutError as error:
         # A busy event loop may not have read it yet.
         with suppress(BlockingIOError):
             report = report or control.recv(8192)
-        if report.startswith(RUNS):
+        if report.startswith(BEGUN):
             return None
         raise NotBegunError(
             f"a program could not begin within its {wall_s:.3g} s: run fewer programs at once, or raise wall_s"
@@ -204,8 +204,8 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
 
 
 def _after_start(report: str, printed: str) -> str:
-    """The report without the line RUNS. Raises SandboxError: the program ended before its first line."""
-    started, line, ended = report.partition(RUNS.decode())
+    """The report without the line BEGUN. Raises SandboxError: the program ended before its first line."""
+    started, line, ended = report.partition(BEGUN.decode())
     if line or started.startswith("failed"):
         return started + ended
     reason = f"{started.strip() or 'its watcher was killed'} {printed.strip()[-500:]}".strip()

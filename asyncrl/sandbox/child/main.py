@@ -1,6 +1,6 @@
 """Runs the launcher, and later the program in its confined process.
 
-The program's process writes RUNS to the control socket just before its first line. When it has ended, the watcher
+The program's process writes BEGUN to the control socket just before its first line. When it has ended, the watcher
 writes `status N REASON`, or `failed REASON` if it could not be confined. For a session the watcher also reads orders
 from this socket. It ends when the caller closes the connection.
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from asyncrl.sandbox.child.namespaces import build_root, enter_namespaces
 from asyncrl.sandbox.child.options import Options
 from asyncrl.sandbox.child.system import libc
-from asyncrl.sandbox.child.watching import RUNS, report, watch
+from asyncrl.sandbox.child.watching import BEGUN, report, watch
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -28,7 +28,7 @@ def main() -> None:
     os.close(options.source)
     launch(options)
     find_packages()
-    report(options.control, RUNS)
+    report(options.control, BEGUN)
     os.close(options.control)
     run(source)
 

@@ -11,7 +11,7 @@ from asyncrl.sandbox.child.options import Options
 from asyncrl.sandbox.child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendants
 from asyncrl.sandbox.child.rights import confine
 
-RUNS = b"runs\n"
+BEGUN = b"begun\n"
 """The line that the caller reads before the status of a program, unless the program ended before its first line."""
 STOP, GO = b"s", b"g"
 """The orders that the caller of a session sends: stop all processes, or let them continue."""

@@ -86,6 +86,19 @@ def test_tests_whose_time_the_tests_before_took_are_out_of_time():
     assert verdict == {"score": 0.5, "passed": 0.5, "out_of_time": 1.0, "unclear": 0.0}
 
 
+class Overrunning(BuiltInSandbox):
+    """Its programs begin, and do not end in their time."""
+
+    async def run(self, program, limits, *, stdin=b"", errors=True):
+        await asyncio.sleep(limits.wall_s + 0.01)
+        return ProgramResult("", None)
+
+
+def test_a_program_that_overruns_costs_its_score_and_not_the_verification():
+    verdict = judge("print(3)", PAIRS, partial=True, sandbox=Overrunning(), deadline=time.monotonic() + 1.0)
+    assert verdict == {"score": 0.0, "passed": 0.0, "out_of_time": 1.0, "unclear": 0.0}
+
+
 class Failing(BuiltInSandbox):
     """Its first program passes, and no other can be run."""
 
