@@ -8,7 +8,7 @@ from typing import Any
 from asyncrl.commands.demo.ladder.tasks import RUNGS
 from asyncrl.config.compose import parsed, read
 from asyncrl.errors import ConfigError
-from benchmarks.studies.study import RUNG, WARM_START, Levels, Settings, Study, overrides
+from benchmarks.studies.study import HELD_OUT, RUNG, WARM_START, Levels, Settings, Study, overrides
 
 OWNED: Mapping[str, str] = {
     "run": "the study's command names the folder of each run; --keep keeps it",
@@ -33,7 +33,7 @@ def changed_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _refusal(key: str, value: Any) -> str | None:
-    if key == RUNG and value not in list(RUNGS):
+    if key in (RUNG, HELD_OUT) and value not in list(RUNGS):
         return f"no such rung; choose one of {', '.join(RUNGS)}"
     if key == WARM_START and (type(value) is not int or value < 0):
         return "it must be a number of updates"

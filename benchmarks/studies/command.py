@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ STOPPED = 130
 
 def prepared(run: Run) -> PreparedRung:
     """The tasks and the policy of a run, from the cache."""
-    return prepare_rung(CACHE, run.rung, run.seed, _say, run.settings[WARM_START])
+    trained, held_out = (
+        prepare_rung(CACHE, rung, run.seed, _say, run.settings[WARM_START]) for rung in (run.rung, run.held_out)
+    )
+    return replace(trained, held_out=held_out.held_out)
 
 
 def main(

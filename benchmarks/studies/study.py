@@ -21,8 +21,9 @@ Settings = Mapping[str, Any]
 Levels = Mapping[str, str]
 """The level of each factor of a cell."""
 
-RUNG, WARM_START = "rung", "warm_start"
-"""Settings that are no keys of `asyncrl train`: the rung of the ladder, and the updates that make the policy."""
+RUNG, HELD_OUT, WARM_START = "rung", "held_out", "warm_start"
+"""Settings that are no keys of `asyncrl train`: the rung of the ladder, the rung of the held-out tasks if it is another
+one, and the updates that make the policy."""
 
 MODEL = "{model}"
 """A placeholder in settings for the policy's folder."""
@@ -99,6 +100,10 @@ class Run:
     @property
     def rung(self) -> Rung:
         return RUNGS[self.settings[RUNG]]
+
+    @property
+    def held_out(self) -> Rung:
+        return RUNGS[self.settings.get(HELD_OUT, self.settings[RUNG])]
 
     @property
     def lr(self) -> float:
@@ -197,7 +202,7 @@ def _keys(levels: Mapping[str, Settings]) -> set[str]:
 def overrides(settings: Settings, rung: Rung, model: str) -> list[str]:
     """The arguments of the command line. A slow tool in the settings replaces the rung's tool."""
     words = {"actor.tools": rung.tools, "actor.max_turns": rung.most_turns, **UNPACED, **settings}
-    ours = (RUNG, WARM_START)
+    ours = (RUNG, HELD_OUT, WARM_START)
     return [f"{key}={_word(value).replace(MODEL, model)}" for key, value in words.items() if key not in ours]
 
 
