@@ -9,9 +9,9 @@
 | the same, a later attempt | `e7-a3-000042` | attempt 3 at that task; attempts are counted from 0 |
 | ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of group `t000000012` |
 
-The feed (`replay/feed.py`) chooses the training tasks one after another. Sorted by id, the groups of the feed are in
-the order in which they were opened, and so are the groups of requeued and evicted tasks. The shard of a group is the
-last number of its id, modulo the number of shards.
+The feed (`replay/starts/feed.py`) chooses the training tasks one after another. Sorted by id, the groups of the feed
+are in the order in which they were opened, and so are the groups of requeued and evicted tasks. The shard of a group is
+the last number of its id, modulo the number of shards.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_ov
 from asyncrl.config.schema import ReplayConfig
 from asyncrl.errors import StoppedError
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
+from asyncrl.replay.client.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.messages import OK, TICKETS, decode_reply, encode_request
 from asyncrl.replay.protocol import GetTickets, PutTrajectory, ReplayRequest
 from asyncrl.runs.lines import read_lines

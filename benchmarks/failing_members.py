@@ -36,7 +36,7 @@ import simpy
 from asyncrl.capacity.description import Sizes
 from asyncrl.capacity.engines import Process
 from asyncrl.capacity.replay import SimulatedReplay, simulated_settings
-from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.store.records import TrajectoryState
 from asyncrl.types import Ticket
 from benchmarks.loop_workload import Workload
 from benchmarks.record import write_result

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import structs
 
 from asyncrl.machine.ports import LOOPBACK
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import Trajectory
 from benchmarks.serving import OWN_RUN, load, replay
 from benchmarks.wire import make_trajectory

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.replay.selection import Selection
+from asyncrl.replay.batches.selection import Selection
 from asyncrl.runs.lines import read_lines
 
 FIRST = 2

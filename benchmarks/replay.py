@@ -36,7 +36,7 @@ from typing import Any
 from msgspec import structs
 
 from asyncrl.ids import shard_of
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import Labels
 from benchmarks import far, limits, restart, tickets
 from benchmarks.record import write_result

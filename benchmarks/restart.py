@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.ids import feed_group, ticket_id
-from asyncrl.replay.records import TrajectoryRecord, TrajectoryState
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.records import TrajectoryRecord, TrajectoryState
+from asyncrl.replay.store.store import Store
 from benchmarks.serving import load, replay
 
 

@@ -31,7 +31,7 @@ from transformers import Qwen3Model
 from asyncrl.commands.demo.step_scorer import StepScorer, save_step_scorer
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.commands.demo.warm_start import model_config
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import Finish, Role, Step, Ticket, Trajectory, Turn, runs_of
 from benchmarks.record import write_result
 from benchmarks.serving import OWN_RUN, load, replay

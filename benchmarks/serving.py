@@ -12,7 +12,7 @@ from pathlib import Path
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.machine.ports import free_ports
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import RunIdentity, Task
 
 TICKS = os.sysconf("SC_CLK_TCK")

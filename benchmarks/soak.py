@@ -23,8 +23,6 @@ import zmq
 from msgspec import structs
 
 from asyncrl.machine import process
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
 from asyncrl.replay.messages import OK, TICKETS, VALUES, Answer, decode_reply, encode_request
 from asyncrl.replay.protocol import (
     Checkpointed,
@@ -40,7 +38,9 @@ from asyncrl.replay.protocol import (
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Store
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
+from asyncrl.replay.store.store import Store
 from asyncrl.types import Labels, Task, Ticket, Trajectory
 from asyncrl.wire import Buffer, decode, encode, labels_message, read_trajectory, split, trajectory_message
 from benchmarks.record import write_result
@@ -66,7 +66,7 @@ class Requests:
         for request, frames in requests:
             message = encode_request(request, 1, frames=frames)
             self._requests.append([zmq.Frame(b"client"), *map(zmq.Frame, message)])
-        server.turn()
+        server.serve_once()
         refused = [reply.reason for reply in self._replies if reply.kind != OK]
         if refused or len(self._replies) < len(requests):
             raise RuntimeError(f"{len(self._replies)} of {len(requests)} answered, refused: {refused}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.observe.spans import OLD, NoSpans, SpanFile, SpanRecorder, Spans
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import Labels
 from benchmarks.record import write_result
 from benchmarks.scoring_pool import make_trajectory

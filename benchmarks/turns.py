@@ -41,7 +41,7 @@ from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.schema import ModelConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.modelling.shapes import model_shapes
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.tools.calculator import Calculator
 from asyncrl.types import Task
 from asyncrl.weights.server import WeightServer

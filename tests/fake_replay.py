@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import RefusedError, WireError
 from asyncrl.ids import feed_group, ticket_id
-from asyncrl.replay.client import Outcome, read_leases
+from asyncrl.replay.client.client import Outcome, read_leases
 from asyncrl.replay.protocol import FailEpisode, FailScoring, RenewLease
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, Lease, Task, Ticket, Trajectory
 from tests.replay.support import Core, make_settings

@@ -241,7 +241,7 @@ def test_a_replay_serves_without_having_loaded_torch_or_transformers(tmp_path: P
                 replay.send_signal(signal.SIGTERM)
     assert replay.returncode == 0, "".join(lines[-5:])
     loaded = _loaded("".join(lines))
-    assert "asyncrl.replay.store" in loaded
+    assert "asyncrl.replay.store.store" in loaded
     assert {name.split(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 

@@ -21,8 +21,8 @@ from asyncrl.errors import TooManyFailuresError
 from asyncrl.machine import process
 from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.machine.blocked_loop import watched_loop
-from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
-from asyncrl.replay.leaving import leave
+from asyncrl.replay.client.client import RENEWALS_PER_LEASE, ReplayClient
+from asyncrl.replay.client.leaving import leave
 
 if TYPE_CHECKING:
     from asyncrl.actor.worker import RolloutWorker

@@ -9,7 +9,7 @@ from typing import Any
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.episode.images import OutgoingImages
 from asyncrl.network.throttle import ErrorLogger
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import Trajectory
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from asyncrl.episode.images import OutgoingImages
 from asyncrl.errors import AsyncrlError, StoppedError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans, Value
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.link import CREDITS
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.client.link import CREDITS
 from asyncrl.text import cut, reason_of
 from asyncrl.tools.contained import contained
 from asyncrl.types import Purpose, Ticket, Trajectory

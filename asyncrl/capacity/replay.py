@@ -15,18 +15,19 @@ import numpy as np
 
 from asyncrl.capacity.description import Sizes
 from asyncrl.config.schema import ReplayConfig, SamplerConfig
-from asyncrl.replay import cohorts, protocol
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
+from asyncrl.replay import protocol
+from asyncrl.replay.batches import cohorts
+from asyncrl.replay.batches.sampling import Filters
+from asyncrl.replay.batches.selection import Selection
 from asyncrl.replay.from_config import sampler, spare_batches
 from asyncrl.replay.messages import Call
-from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord, TrajectoryState
-from asyncrl.replay.sampling import Filters
-from asyncrl.replay.selection import Selection
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Store
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
+from asyncrl.replay.store.records import THROWN_AWAY, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.store.store import Store
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Task, Ticket, Trajectory, Turn
 from asyncrl.wire import encode, labels_message, trajectory_message
 

@@ -50,7 +50,7 @@ class Forecast(Struct, frozen=True):
     - `discarded` is the share of sampled tokens that were thrown away over the whole simulation, with their trajectory
       or by a mask.
     - `decided` has the number, mean length and turns of the decided episodes by their end. `biased` has the quantities
-      by which the age bound chose. Both cover the whole simulation (`asyncrl.replay.selection`).
+      by which the age bound chose. Both cover the whole simulation (`asyncrl.replay.batches.selection`).
     """
 
     sizes: Sizes

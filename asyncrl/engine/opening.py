@@ -17,7 +17,7 @@ import torch
 from asyncrl.config.schema import EngineConfig, ModelConfig, ServerConfig
 from asyncrl.engine.base import Engine
 from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.colocation import GpuSharing
 from asyncrl.engine.fleet.discovery import Discovery, behind_router, in_file, listed
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.fleet.folders import Folders
@@ -122,8 +122,8 @@ def open_fleet(
     model: ModelConfig, engine: EngineConfig, fleet: FleetSettings, servers: ServersSettings, spans: Spans
 ) -> OpenedEngine:
     """Open a fleet, and start its servers if `engine` says so. Raises ConfigError: a setting cannot be used."""
-    turns = ServerTurns(servers.gpu_lock) if servers.gpu_lock is not None else None
-    launched = _launched(model, engine, servers, turns) if engine.launches else []
+    sharing = GpuSharing(servers.gpu_lock) if servers.gpu_lock is not None else None
+    launched = _launched(model, engine, servers, sharing) if engine.launches else []
     policy, shapes, overrides = open_config(model), model_shapes(model), server_overrides(model)
     folders = _folders(policy, servers)
     opened = Fleet(
@@ -133,15 +133,15 @@ def open_fleet(
         vocabulary=shapes.vocabulary,
         settings=fleet,
         folders=folders,
-        turns=turns,
+        sharing=sharing,
         spans=spans,
         routed=engine.return_routed_experts,
         marks=_marks(policy) if engine.kind == "sglang" else (),
         loads=partial(_loads, () if engine.server.on_cpu else launched),
     )
     keepers = [opened.keep, folders.keep, *(server.keep for server in launched)]
-    if turns is not None:
-        keepers.append(turns.keep)
+    if sharing is not None:
+        keepers.append(sharing.keep)
     return OpenedEngine(opened, shapes.tensors, partial(asyncio.sleep, 0), keepers)
 
 
@@ -197,7 +197,7 @@ def _folders(policy: Any, servers: ServersSettings) -> Folders:
 
 
 def _launched(
-    model: ModelConfig, engine: EngineConfig, servers: ServersSettings, turns: ServerTurns | None
+    model: ModelConfig, engine: EngineConfig, servers: ServersSettings, sharing: GpuSharing | None
 ) -> list[LaunchedServer]:
     own = engine.server
     count = server_count(own)
@@ -219,7 +219,7 @@ def _launched(
             own.environment,
             own.start_s,
             own.max_failures,
-            turns,
+            sharing,
         )
         for index in range(count)
     ]

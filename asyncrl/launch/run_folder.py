@@ -9,9 +9,9 @@ from pathlib import Path
 
 from asyncrl.config.locations import CHECKPOINTS, CONFIG_FILE, IDENTITY_FILE
 from asyncrl.errors import ConfigError
-from asyncrl.replay.store import in_use
+from asyncrl.replay.store.store import in_use
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.replay.stored import StoredRun, shard_paths
-from asyncrl.replay.transaction import Transaction
 
 _STORE, _METRICS = "replay", "metrics"
 

@@ -12,7 +12,7 @@ from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.publishing import Versions
 from asyncrl.learner.stop_request import StopRequest
 from asyncrl.observe.metrics import Sink
-from asyncrl.replay.tally import SAMPLE, evaluation_values
+from asyncrl.replay.held_out.tally import SAMPLE, evaluation_values
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from asyncrl.observe.from_config import open_reports
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store import ENDPOINT_FILE
+from asyncrl.replay.store.store import ENDPOINT_FILE
 
 log = logging.getLogger("asyncrl.replay")
 

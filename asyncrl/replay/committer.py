@@ -1,4 +1,4 @@
-"""One turn of the replay: applies a batch of requests in one transaction, and commits before any reply is sent.
+"""One commit of the replay: applies a batch of requests in one transaction, and commits before any reply is sent.
 
 Since ids make repeated requests harmless, each request takes effect exactly once. A request that is refused or meets an
 internal error has no effect: it is counted, and the answer has the reason. A request that cannot be answered yet waits
@@ -26,7 +26,6 @@ from asyncrl.errors import (
 )
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
-from asyncrl.replay.environment import lacks_room, no_room_as_os_error
 from asyncrl.replay.messages import (
     BUSY,
     ENDED,
@@ -42,14 +41,15 @@ from asyncrl.replay.messages import (
 )
 from asyncrl.replay.protocol import GetStatus
 from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store import Store
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.store.environment import lacks_room, no_room_as_os_error
+from asyncrl.replay.store.store import Store
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.wire import Buffer
 
 log = logging.getLogger(__name__)
 
 REPLIES_BYTES = 32 << 20
-"""A turn ends once its replies exceed this size. Further requests wait for the next turn."""
+"""A commit takes no further request once its replies exceed this size. The others wait for the next commit."""
 TICK_S = 0.25
 REPORT_S = 5.0
 PATIENCE_S = 1.0
@@ -59,8 +59,8 @@ Received = tuple[bytes, Call]
 """A client and its request."""
 Answered = tuple[bytes, Frames]
 """A client and the reply to it."""
-Turn = tuple[list[Answered], list[Received]]
-"""The replies to committed requests, and the requests that wait for the next turn."""
+Commit = tuple[list[Answered], list[Received]]
+"""The replies to committed requests, and the requests that wait for the next commit."""
 
 
 class _UndoError(Exception):
@@ -102,8 +102,8 @@ class Committer:
         with no_room_as_os_error(self._store.path), self._store.transaction() as tx:
             self._service.start(tx)
 
-    def handle(self, requests: list[Received]) -> Turn:
-        """Apply requests and commit. Returns the replies to send, and the requests that must wait for the next turn."""
+    def handle(self, requests: list[Received]) -> Commit:
+        """Apply requests and commit. Returns the replies to send, and the requests that wait for the next commit."""
         try:
             if self._clock() >= self.next_tick:
                 self._tick()
@@ -143,7 +143,7 @@ class Committer:
         self, requests: list[Received], nested: bool
     ) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
         """Apply requests in a transaction. Returns the number of applied requests, the queue and client of each waiting
-        request that was answered, and all replies. The turn stops early when the replies exceed REPLIES_BYTES. Answered
+        request that was answered, and all replies. It stops early when the replies exceed REPLIES_BYTES. Answered
         requests stay in their queues until the commit."""
         replies: list[Answered] = []
         taken = size = 0
@@ -256,13 +256,13 @@ class Committer:
         return reason
 
     def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
-        """Return a reply for each client of this turn, including the waiting ones. The replies say that nothing was
+        """Return a reply for each client of this commit, including the waiting ones. The replies say that nothing was
         stored. Continue with the leases in the store."""
         reason = self._postpone(error)
         self._commits.say(reason)
         waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]
         self._waiting.clear()
-        # A request of this turn may be among those that wait.
+        # A request of this commit may be among those that wait.
         calls = {(client, call.sequence): call for client, call in (*waiting, *requests)}
         with self._store.transaction(write=False) as tx:
             self._service.readers.free_dead(tx)
@@ -272,6 +272,6 @@ class Committer:
     def _unstored(self, tx: Transaction, call: Call, reason: str) -> Frames:
         """The reply to a request while nothing can be stored. A status request is still answered, to show the cause."""
         if isinstance(call.request, GetStatus):
-            with suppress(AsyncrlError):  # A request of another run: the next turn refuses and counts it.
+            with suppress(AsyncrlError):  # A request of another run: the next commit refuses and counts it.
                 return encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply())
         return encode_reason(BUSY, call.sequence, reason)

@@ -8,11 +8,11 @@ from typing import Any
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import StoreError
 from asyncrl.ids import is_evaluation
+from asyncrl.replay.batches.planning import recorded_plan
 from asyncrl.replay.groups import is_done
-from asyncrl.replay.planning import recorded_plan
-from asyncrl.replay.records import LIVE, GroupRecord, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.store.records import LIVE, GroupRecord, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.types import BatchPlan
 
 COUNTERS = (

@@ -14,11 +14,11 @@ from asyncrl.config.schema import FilterConfig, ReplayConfig, SamplerConfig, Tra
 from asyncrl.config.schema.scoring import needs
 from asyncrl.data.from_config import run_tasks
 from asyncrl.machine.remote_folder import is_url, read_remote
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Band, Feed
-from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised, Sampler
+from asyncrl.replay.batches.sampling import Fifo, Filters, Freshest, Oldest, Prioritised, Sampler
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Store
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Band, Feed
+from asyncrl.replay.store.store import Store
 
 log = logging.getLogger(__name__)
 

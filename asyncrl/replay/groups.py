@@ -2,8 +2,8 @@
 If a member fails too often, its whole group is dropped, unless further attempts cost less than its other episodes.
 
 A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were admitted
-when groups were opened, without those of trajectories that were thrown away later. `admission.py` and `pacing.py` limit
-this counter.
+when groups were opened, without those of trajectories that were thrown away later. `starts/admission.py` and
+`starts/pacing.py` limit this counter.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Mapping
 
 from asyncrl.ids import again_group, feed_group, is_evaluation
 from asyncrl.network.throttle import Throttled
-from asyncrl.replay import cohorts, evaluation
-from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
-from asyncrl.replay.dead_letters import DeadLetters
-from asyncrl.replay.failure_limit import FailureLimit
-from asyncrl.replay.pacing import Pace
-from asyncrl.replay.records import (
+from asyncrl.replay.batches import cohorts
+from asyncrl.replay.failures.backoff import EPISODES, SCORINGS, FailureBackoff
+from asyncrl.replay.failures.dead_letters import DeadLetters
+from asyncrl.replay.failures.failure_limit import FailureLimit
+from asyncrl.replay.held_out import evaluation
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.stages import Stage, Stages
+from asyncrl.replay.starts.pacing import Pace
+from asyncrl.replay.store.records import (
     THROWN_AWAY,
     UNTRAINED,
     DeadLetter,
@@ -29,9 +32,7 @@ from asyncrl.replay.records import (
     forget,
     shorten,
 )
-from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.stages import Stage, Stages
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.types import Purpose
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ A helper thread applies and commits a batch of requests (`committer.py`) while t
 (group commit). No reply is sent before its request is committed. Reads of stored trajectories need no commit and are
 answered at once. A request that only renews a lease waits briefly for other requests, to share their commit.
 
-Back-pressure: a turn (one batch and its commit) takes at most BATCH requests, and as many more are received during the
-commit. A turn stops once its replies are too large. Further requests stay in the bounded queues of the sockets, and a
-client stops sending when too many of its requests are unanswered.
+Back-pressure: a commit takes at most BATCH requests, and as many more are received meanwhile. It takes fewer if their
+replies become too large. Further requests stay in the bounded queues of the sockets, and a client stops sending when
+too many of its requests are unanswered.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.call_thread import CallThread
-from asyncrl.replay.committer import Committer, Frames, Received, Turn
+from asyncrl.replay.committer import Commit, Committer, Frames, Received
 from asyncrl.replay.messages import OK, Call, Reply, decode_request, encode_reply
 from asyncrl.replay.protocol import Fetch, FetchImage, GetClock
 from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.store import Store
 
 log = logging.getLogger(__name__)
 
 BATCH = 256
 COMPANY_S = 0.02
-"""The time for which requests that only renew leases wait for other requests, to share a turn."""
+"""The time for which requests that only renew leases wait for other requests, to share a commit."""
 COMMIT_S, MAX_COMMIT_S = 0.002, 0.032
 """During a commit, requests are received every COMMIT_S, since waking up for each request would cost more than
 receiving it. While none arrives, the interval doubles up to MAX_COMMIT_S."""
@@ -73,13 +73,13 @@ class ReplayServer:
 
         Raises StoreError: the store is damaged; StoppedError: `stop` was set before there was room."""
         when_there_is_room(self._committer.start, stop, f"the store {self._store.path}")
-        with CallThread(self._committer.handle, "store") as turn:
+        with CallThread(self._committer.handle, "store") as committing:
             pause = COMMIT_S
             self._activity.enter("serve")
-            while not (stop.is_set() or self._is_over(turn.busy)):
+            while not (stop.is_set() or self._is_over(committing.busy)):
                 done = None
-                if turn.busy:
-                    done = turn.result(pause)
+                if committing.busy:
+                    done = committing.result(pause)
                 else:
                     self._activity.advance()
                     wait_s = min(self._due_at(), self._committer.next_tick) - self._clock()
@@ -87,13 +87,13 @@ class ReplayServer:
                 pause = COMMIT_S if self._receive() else min(2 * pause, MAX_COMMIT_S)
                 if done is not None:
                     self._finish(done)
-                if not turn.busy and self._due():
-                    turn.begin(self._take())
+                if not committing.busy and self._due():
+                    committing.begin(self._take())
                     pause = COMMIT_S
-            if turn.busy and (done := turn.result()) is not None:
+            if committing.busy and (done := committing.result()) is not None:
                 self._finish(done)
 
-    def turn(self) -> None:
+    def serve_once(self) -> None:
         """Receive, apply, commit and answer the requests that have arrived. In contrast, `run` receives the next
         requests during the commit."""
         self._receive()
@@ -108,9 +108,9 @@ class ReplayServer:
         return self._clock() >= min(self._due_at(), self._committer.next_tick)
 
     def _due_at(self) -> float:
-        """The time at which to begin a turn for the received requests: at once, unless all of them only renew
+        """The time at which to begin a commit of the received requests: at once, unless all of them only renew
         leases."""
-        # Without the wait, each renewal of a thousand actors would cost a turn. No episode depends on a renewal.
+        # Without the wait, each renewal of a thousand actors would cost a commit. No episode depends on a renewal.
         if not self._requests:
             return math.inf
         is_company = len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests)
@@ -140,16 +140,16 @@ class ReplayServer:
         return any_arrived
 
     def _fetch(self, client: bytes, call: Call) -> bool:
-        """Send stored frames. False if that fails: then the next turn refuses and counts the request."""
+        """Send stored frames. False if that fails: then the next commit refuses and counts the request."""
         with suppress(Exception), self._store.transaction(write=False) as tx:
             self._send(client, encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply()))
             return True
         return False
 
-    def _finish(self, turn: Turn) -> None:
-        # Under constant load the next turn begins at once, so that only this line reports progress.
+    def _finish(self, done: Commit) -> None:
+        # Under constant load the next commit begins at once, so that only this line reports progress.
         self._activity.advance()
-        replies, rest = turn
+        replies, rest = done
         self._requests = rest + self._requests
         for client, reply in replies:
             self._send(client, reply)

@@ -12,29 +12,31 @@ from dataclasses import asdict
 
 from asyncrl.errors import RefusedError, RunOverError, StoreError, WireError
 from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.replay import cohorts, counters, evaluation, protocol
-from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
-from asyncrl.replay.changes import configure
-from asyncrl.replay.dead_letters import DeadLetters
-from asyncrl.replay.ending import RunEnd
-from asyncrl.replay.failure_limit import FailureLimit, check_all
-from asyncrl.replay.filter_limit import ABOVE_1, FilterLimit
+from asyncrl.replay import counters, protocol
+from asyncrl.replay.batches import cohorts
+from asyncrl.replay.batches.learner_waits import LearnerWaits
+from asyncrl.replay.batches.old_groups import OldGroups
+from asyncrl.replay.batches.planning import Planning
+from asyncrl.replay.failures.backoff import EPISODES, SCORINGS, FailureBackoff
+from asyncrl.replay.failures.dead_letters import DeadLetters
+from asyncrl.replay.failures.failure_limit import FailureLimit, check_all
+from asyncrl.replay.failures.filter_limit import ABOVE_1, FilterLimit
 from asyncrl.replay.groups import OpenGroups
-from asyncrl.replay.images import image_of
-from asyncrl.replay.labelling import Labelling
-from asyncrl.replay.learner_waits import LearnerWaits
-from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.held_out import evaluation
+from asyncrl.replay.labels.labelling import Labelling
+from asyncrl.replay.labels.leases import WorkerLeases
 from asyncrl.replay.messages import Call, Reply
-from asyncrl.replay.old_groups import OldGroups
-from asyncrl.replay.pacing import Pace
-from asyncrl.replay.pinned import require_pinned
-from asyncrl.replay.planning import Planning
-from asyncrl.replay.readers import Readers
-from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.stages import Stages
+from asyncrl.replay.starts.ending import RunEnd
+from asyncrl.replay.starts.pacing import Pace
+from asyncrl.replay.store.changes import configure
+from asyncrl.replay.store.images import image_of
+from asyncrl.replay.store.pinned import require_pinned
+from asyncrl.replay.store.readers import Readers
+from asyncrl.replay.store.records import TrajectoryRecord
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.replay.tickets import TicketQueue
-from asyncrl.replay.transaction import Transaction
 from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from asyncrl.ids import is_evaluation
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
-from asyncrl.replay.pinned import pinned_tasks
-from asyncrl.replay.records import GroupRecord, TrajectoryRecord
-from asyncrl.replay.sampling import Fifo, Filters, Sampler
+from asyncrl.replay.batches.sampling import Fifo, Filters, Sampler
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
+from asyncrl.replay.store.pinned import pinned_tasks
+from asyncrl.replay.store.records import GroupRecord, TrajectoryRecord
 from asyncrl.types import Task
 
 

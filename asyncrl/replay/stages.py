@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import partial
 
 from asyncrl.observe.spans import Spans, Value
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.store.transaction import Transaction
 
 
 class Stage(StrEnum):

@@ -15,12 +15,12 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import StoreError
 from asyncrl.ids import shard_of
 from asyncrl.replay import counters
-from asyncrl.replay.changes import changes
-from asyncrl.replay.images import WITHOUT_IMAGES, image_of
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord
-from asyncrl.replay.shards import join_plans
-from asyncrl.replay.store import StoreReader
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.client.shards import join_plans
+from asyncrl.replay.store.changes import changes
+from asyncrl.replay.store.images import WITHOUT_IMAGES, image_of
+from asyncrl.replay.store.records import DeadLetter, TrajectoryRecord
+from asyncrl.replay.store.store import StoreReader
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.types import BatchPlan, Labels, Trajectory
 from asyncrl.wire import decode, read_labels, read_trajectory, split
 

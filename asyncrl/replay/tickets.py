@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from asyncrl.errors import BusyError, RefusedError
-from asyncrl.replay import evaluation
-from asyncrl.replay.backoff import EPISODES, FailureBackoff
-from asyncrl.replay.failure_limit import FailureLimit
-from asyncrl.replay.fresh_starts import FreshStarts
+from asyncrl.replay.failures.backoff import EPISODES, FailureBackoff
+from asyncrl.replay.failures.failure_limit import FailureLimit
 from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queue
-from asyncrl.replay.images import keep_images, lacks_images, read_images
-from asyncrl.replay.labelling import Labelling
-from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.held_out import evaluation
+from asyncrl.replay.labels.labelling import Labelling
+from asyncrl.replay.labels.leases import WorkerLeases
 from asyncrl.replay.protocol import GetTickets, Leave
-from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord, shorten
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.stages import Stage, Stages
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.starts.fresh_starts import FreshStarts
+from asyncrl.replay.store.images import keep_images, lacks_images, read_images
+from asyncrl.replay.store.records import GroupRecord, TicketRecord, TrajectoryRecord, shorten
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from asyncrl.errors import ConfigError
-from asyncrl.replay.selection import Selection
+from asyncrl.replay.batches.selection import Selection
 from asyncrl.runs.lines import Row, finite
 from asyncrl.runs.run import Run
 

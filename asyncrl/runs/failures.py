@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.store.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.text import kind_of
 
 EPISODE, SCORING, SKIPPED_PLAN = KINDS = ("episode", "scoring", "skipped plan")

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from asyncrl.errors import ConfigError, RefusedError, UnavailableError
 from asyncrl.machine import process
 from asyncrl.network.keys import client_keys
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.store import in_use
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.store.store import in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 from asyncrl.runs.run import Run
 

@@ -23,7 +23,7 @@ from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.replay.store import ENDPOINT_FILE
+from asyncrl.replay.store.store import ENDPOINT_FILE
 from asyncrl.replay.stored import StoredRun, shard_paths
 from asyncrl.runs.environment import Environment, environments_of
 from asyncrl.runs.from_config import read_config, settings_of

@@ -59,7 +59,7 @@ class ShardNow:
     - `waiting`: the number of episodes that no scorer has taken;
     - `actors`, `scorers`: the number of episodes that each actor or scorer holds;
     - `needs`: the oldest policy version that may start any of the training episodes that each actor holds
-      (`asyncrl.replay.fresh_starts`);
+      (`asyncrl.replay.starts.fresh_starts`);
     - `silence_s`: the seconds since the last request of each actor and scorer;
     - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
     - `is_full`: true if the store is so full that no tickets are issued;

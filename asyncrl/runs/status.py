@@ -14,10 +14,11 @@ from typing import Any
 
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.ids import is_evaluation, opening_order
-from asyncrl.replay import cohorts
+from asyncrl.replay.batches import cohorts
+from asyncrl.replay.batches.planning import recorded_plan
+from asyncrl.replay.batches.selection import Selection, sum_selections
 from asyncrl.replay.counters import counters, unreported
-from asyncrl.replay.planning import recorded_plan
-from asyncrl.replay.records import (
+from asyncrl.replay.store.records import (
     ENDS,
     LIVE,
     GroupRecord,
@@ -26,9 +27,8 @@ from asyncrl.replay.records import (
     TrajectoryRecord,
     TrajectoryState,
 )
-from asyncrl.replay.selection import Selection, sum_selections
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
-from asyncrl.replay.transaction import Transaction
 from asyncrl.runs.evidence import read_evidence
 from asyncrl.runs.failures import count_letters
 from asyncrl.runs.health import judge
@@ -61,7 +61,7 @@ class StoreSummary:
     - `steps` is the number of recorded plans.
     - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     - `learner_step` is the step that the learner requested last.
-    - `selection` counts the decided episodes (`asyncrl.replay.selection`).
+    - `selection` counts the decided episodes (`asyncrl.replay.batches.selection`).
     - `needs` has for each actor the oldest policy version that may start any of the training episodes that it holds.
     """
 

@@ -22,12 +22,12 @@ from asyncrl.config.commands import runnable
 from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
-from asyncrl.replay import cohorts
+from asyncrl.replay.batches import cohorts
+from asyncrl.replay.batches.old_groups import LIMITS_REACHED
+from asyncrl.replay.batches.old_tokens import MASKED
+from asyncrl.replay.batches.selection import Selection, sum_selections
 from asyncrl.replay.counters import unreported
-from asyncrl.replay.old_groups import LIMITS_REACHED
-from asyncrl.replay.old_tokens import MASKED
-from asyncrl.replay.records import ENDS, TrajectoryState
-from asyncrl.replay.selection import Selection, sum_selections
+from asyncrl.replay.store.records import ENDS, TrajectoryState
 from asyncrl.runs.elapsed import elapsed_s
 from asyncrl.runs.evidence import MOST_STEPS, read_evidence, recent_shares
 from asyncrl.runs.failures import KINDS, FailureGroup, count_letters, group_failures, shown_end
@@ -75,7 +75,7 @@ class RunSummary:
       the entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
     - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
     - `decided` has the number, mean length, turns and reward of the decided episodes by their end
-      (`asyncrl.replay.selection`).
+      (`asyncrl.replay.batches.selection`).
     - `old_groups` has the number of sampled tokens that were masked as too old (`tokens_masked`) and their share of the
       accepted tokens (`masked`). The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
       waits reached their limit.

@@ -16,7 +16,7 @@ from shutil import disk_usage
 from typing import Any
 
 from asyncrl.errors import StoreError
-from asyncrl.replay.environment import NO_ROOM_BYTES
+from asyncrl.replay.store.environment import NO_ROOM_BYTES
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.advice import advise
 from asyncrl.runs.elapsed import newest_start

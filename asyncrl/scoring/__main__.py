@@ -22,8 +22,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
 from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.network.keys import client_keys
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.leaving import leave
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.client.leaving import leave
 
 if TYPE_CHECKING:
     from asyncrl.scoring.worker import ScoringWorker

@@ -26,8 +26,8 @@ from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.replay.backoff import one_line
-from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
+from asyncrl.replay.client.client import RENEWALS_PER_LEASE, ReplayClient
+from asyncrl.replay.failures.backoff import one_line
 from asyncrl.scoring.labels import ScoredEpisode
 from asyncrl.scoring.samples import EvaluationSamples
 from asyncrl.scoring.scorer import KindUnavailableError, Scorer

@@ -23,8 +23,8 @@ SCALE_S = 0.3
 class SlowerCalculator(SlowLadderCalculator):
     """SlowLadderCalculator with three times its delays."""
 
-    async def create(self, **kwargs: Any) -> None:
-        await super().create(scale_s=SCALE_S, **kwargs)
+    async def create(self, scale_s: float | None = SCALE_S, *args: Any, **kwargs: Any) -> None:
+        await super().create(scale_s, *args, **kwargs)
 
 
 TREATMENTS: dict[str, Settings] = {
@@ -46,7 +46,14 @@ STUDY = Study(
         "replay.sampler.kind": "oldest",
     },
     baseline={"old_groups": "evict"},
-    shown=("best accuracy", "gain", "evicted", "length, trained / sampled", "samples to target", "seconds of all steps"),
+    shown=(
+        "best accuracy",
+        "gain",
+        "evicted",
+        "length, trained / sampled",
+        "samples to target",
+        "seconds of all steps",
+    ),
 )
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.actor.worker import RolloutWorker
 from asyncrl.chat.chat import Chat
 from asyncrl.errors import RefusedError, StoppedError, ToolError
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.client import Outcome
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.client.client import Outcome
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from tests.episode.fakes import ScriptedEngine, make_tokenizer, play_with_tools
 from tests.fake_replay import FakeReplay, feed_ticket

@@ -19,8 +19,8 @@ from asyncrl.capacity.simulation import simulate
 from asyncrl.capacity.splits import splits
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.replay.records import TrajectoryRecord
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.records import TrajectoryRecord
+from asyncrl.replay.store.store import Store
 from asyncrl.runs.run import Run
 from tests.helpers import status_of
 

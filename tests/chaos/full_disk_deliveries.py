@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import Ticket
 from tests.chaos.full_disk import fill
 from tests.chaos.support import ReplayProcess

@@ -32,7 +32,7 @@ from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.store import Store
 from asyncrl.runs.lines import read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill

@@ -17,7 +17,7 @@ from asyncrl.errors import TasksSolvedError
 from asyncrl.learner import run
 from asyncrl.learner.loop import Learner
 from asyncrl.machine.process import WORKER_VARIABLE
-from asyncrl.replay import shards
+from asyncrl.replay.client import shards
 
 FOLDER_VARIABLE = "ASYNCRL_TEST_DEATHS"
 """A folder with a file for each moment at which the learner is to be killed once."""

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from asyncrl.errors import StoreError
-from asyncrl.replay.store import MULTIPLE, TABLES, StoreReader
-from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.store.store import MULTIPLE, TABLES, StoreReader
+from asyncrl.replay.store.transaction import Transaction
 
 
 def digest(tx: Transaction, table: str) -> str:

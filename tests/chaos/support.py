@@ -15,7 +15,7 @@ from typing import Any, Self
 from asyncrl.data.writing import write_tasks
 from asyncrl.machine.ports import free_ports
 from asyncrl.machine.process import WORKER_VARIABLE
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import RunIdentity
 from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S, make_task, until

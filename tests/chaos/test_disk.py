@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import RefusedError, StoppedError, StoreError
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.link import BUSY_S
-from asyncrl.replay.store import TABLES, Store
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.client.link import BUSY_S
+from asyncrl.replay.store.store import TABLES, Store
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket, Trajectory
 from tests.chaos.support import ReplayProcess, flip, read_or_refuse

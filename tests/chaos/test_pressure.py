@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from asyncrl.replay.leases import LONGEST_LEASES
+from asyncrl.replay.labels.leases import LONGEST_LEASES
 from asyncrl.replay.messages import encode_request
 from asyncrl.replay.protocol import Fetch, PutTrajectory, RenewLease
 from asyncrl.types import RunIdentity

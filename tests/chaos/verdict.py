@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.store.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.witness import Witness
 from tests.chaos.world import MAX_LAG

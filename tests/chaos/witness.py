@@ -12,7 +12,7 @@ from contextlib import suppress
 import zmq
 
 from asyncrl.errors import StoppedError
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import RunIdentity, Ticket
 from tests.helpers import make_trajectory
 

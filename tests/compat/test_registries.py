@@ -17,7 +17,7 @@ from tests.end_to_end.support import Run
 PACKAGE = Path(asyncrl.__file__).parent
 TABLES = {"config/commands.py", "config/extensions.py"}
 """The tables of dotted paths, which import nothing that they name."""
-LOADED = {"asyncrl.replay.store", "asyncrl.actor.worker", "asyncrl.scoring.worker", "asyncrl.learner.loop"}
+LOADED = {"asyncrl.replay.store.store", "asyncrl.actor.worker", "asyncrl.scoring.worker", "asyncrl.learner.loop"}
 """A module of each role."""
 
 

@@ -65,7 +65,7 @@ def test_a_run_in_turns_trains_every_step_on_policy(start: Start, tmp_path: Path
     run.finish()
     check(run, 5)
     (*_, last) = read_lines(metrics_file(run.dir, "actor-0"))
-    assert last["gpu_turns"] >= 5
+    assert last["gpu_periods"] >= 5
     assert last["server_faults"] == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.store.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.lines import read_lines
 from tests.chaos.world import World

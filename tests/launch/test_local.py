@@ -30,7 +30,7 @@ from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.start_warnings import StartWarnings
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.ports import free_ports
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.store import Store
 from asyncrl.runs.finding import require_run
 from asyncrl.runs.run import Run
 from asyncrl.runs.summary import summarise

@@ -44,8 +44,8 @@ from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.images import digest_of
 from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.observe.spans import Spans
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
 from asyncrl.types import DEMONSTRATED, BatchPlan, Finish, Role, Ticket, Trajectory, Turn, runs_of
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.canary import Canary

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from asyncrl.replay.store import StoreReader
+from asyncrl.replay.store.store import StoreReader
 
 
 def main() -> None:

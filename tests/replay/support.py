@@ -16,16 +16,16 @@ from asyncrl.ids import is_evaluation
 from asyncrl.network.listener import Listener
 from asyncrl.network.sockets import connect
 from asyncrl.replay import protocol
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.client import ReplayClient, read_leases
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.client.client import ReplayClient, read_leases
 from asyncrl.replay.messages import Call, Reply
 from asyncrl.replay.protocol import ReplayRequest
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Store
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
+from asyncrl.replay.store.records import DeadLetter, TrajectoryRecord
+from asyncrl.replay.store.store import Store
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, RunIdentity, Task, Ticket, Trajectory
 from asyncrl.wire import (
     Buffer,

@@ -12,9 +12,9 @@ import pytest
 from asyncrl.errors import RefusedError
 from asyncrl.ids import held_out_row
 from asyncrl.replay import protocol
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
-from asyncrl.replay.leases import LONGEST_LEASES
+from asyncrl.replay.labels.leases import LONGEST_LEASES
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
 from tests.helpers import make_task, make_trajectory
 from tests.replay.support import Core, make_settings
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import RefusedError, WireError
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.link import CREDITS
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.client.link import CREDITS
 from asyncrl.replay.messages import decode_reply, decode_request
+from asyncrl.replay.starts.admission import Admission
 from asyncrl.types import Role, Ticket, ToolCall, Trajectory, Turn
 from tests.helpers import GENEROUS_S, TOO_LARGE, make_trajectory
 from tests.replay.support import ReplayThread, make_settings

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import RefusedError, StoreError
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Band, Feed
-from asyncrl.replay.sampling import Filters
+from asyncrl.replay.batches.sampling import Filters
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Band, Feed
 from asyncrl.types import Ticket
 from tests.helpers import make_demonstration, make_task, make_trajectory
 from tests.replay.support import Core, make_settings

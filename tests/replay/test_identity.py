@@ -19,7 +19,7 @@ from asyncrl.learner.from_config import run as learn
 from asyncrl.machine.activity import Activity
 from asyncrl.replay.protocol import GetAudit, GetStatus
 from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.store import Store
 from asyncrl.types import RunIdentity
 from tests.chaos.support import ReplayProcess
 from tests.helpers import GENEROUS_S, until

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import StoreError
-from asyncrl.replay.feed import Feed
 from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.starts.feed import Feed
 from tests.helpers import make_task
 from tests.replay.support import Core, make_settings
 

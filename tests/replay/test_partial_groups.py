@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
 from asyncrl.types import Ticket
 from tests.helpers import make_task
 from tests.replay.support import Core, make_settings

@@ -13,9 +13,9 @@ from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, TrainConfig
 from asyncrl.errors import AsyncrlError, WireError
 from asyncrl.replay import protocol
-from asyncrl.replay.admission import Admission
 from asyncrl.replay.messages import KINDS, decode_request, encode_request
 from asyncrl.replay.protocol import MAX_FETCH, ReplayRequest
+from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.tickets import TICKETS_A_REPLY
 from asyncrl.wire import PROTOCOL, Buffer, encode, join, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory

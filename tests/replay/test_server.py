@@ -13,13 +13,13 @@ import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.listener import Listener
-from asyncrl.replay import link as replay_link
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.client import link as replay_link
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.replay.messages import REFUSED, decode_reply, encode_request
 from asyncrl.replay.protocol import GetTickets, PutTrajectory
-from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
+from asyncrl.replay.store.records import DeadLetter
 from asyncrl.types import Labels
 from asyncrl.wire import PROTOCOL
 from tests.helpers import GENEROUS_S, TOO_LARGE, make_labels, make_task, make_trajectory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.replay.clock_probe import PROBE_S, ClockProbe
+from asyncrl.replay.client.clock_probe import PROBE_S, ClockProbe
 from asyncrl.replay.messages import OK, Reply, decode_reply, decode_request, encode_reply
 from asyncrl.replay.protocol import GetClock
 from tests.helpers import FakeSpans

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncrl.ids import is_evaluation
-from asyncrl.replay import cohorts
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.batches import cohorts
+from asyncrl.replay.batches.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
 from asyncrl.replay.protocol import Leave
-from asyncrl.replay.records import GroupRecord, TrajectoryRecord
-from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
+from asyncrl.replay.store.records import GroupRecord, TrajectoryRecord
 from asyncrl.types import DEMONSTRATED, BatchPlan, Ticket
 from tests.helpers import make_played, make_task
 from tests.replay.support import Core, make_settings

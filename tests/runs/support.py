@@ -13,8 +13,8 @@ from asyncrl.config.changes import ConfigChange, with_values
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.replay.changes import set_changes
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.changes import set_changes
+from asyncrl.replay.store.store import Store
 
 
 def write_run(folder: Path, rewards: list[float], values: dict[str, Any] | None = None, start: float = 100.0) -> Path:

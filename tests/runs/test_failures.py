@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.store.records import DeadLetter
 from asyncrl.runs.failures import group_failures
 from asyncrl.runs.inspect.table import dead_letter_table
 from asyncrl.text import kind_of

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.dashboard.overview import overview
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.replay.selection import Contrast, Selection, Sums
+from asyncrl.replay.batches.selection import Contrast, Selection, Sums
 from asyncrl.runs.evidence import STALE_VERSIONS, Evidence, read_evidence, recent_counts, recent_shares
 from asyncrl.runs.health import RULES, judge
 from asyncrl.runs.run import Run

@@ -14,7 +14,7 @@ from asyncrl.dashboard.overview import Overviews
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.engine.sglang.load import LoadWatch, ServerLoad, load_counters
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.store import Store
 from asyncrl.runs.inspect.__main__ import main
 from asyncrl.runs.run import Run
 from tests.runs.support import write_run

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.store.records import TrajectoryRecord
 from asyncrl.runs.inspect.table import status_table
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress, progress_rows

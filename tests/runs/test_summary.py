@@ -8,8 +8,8 @@ from pathlib import Path
 
 from asyncrl.config.locations import SOLVED_FILE
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
+from asyncrl.replay.starts.admission import Admission
 from asyncrl.runs.run import Run
 from asyncrl.runs.summary import SUMMARY_FILE, summarise
 from asyncrl.runs.summary_text import write_summary

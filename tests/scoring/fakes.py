@@ -11,8 +11,8 @@ from msgspec import structs
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.starts.admission import Admission
+from asyncrl.replay.starts.feed import Feed
 from asyncrl.scoring import answers
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.rules.base import RuleInput

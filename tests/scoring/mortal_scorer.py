@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from itertools import count
 
 from asyncrl.config.schema import ManagerConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig, ShapingConfig
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.scoring.managers import ManagerScore
 from asyncrl.scoring.worker import ScoringWorker
 from tests.scoring.fakes import FakeOutcome, FakePRM, make_scorer

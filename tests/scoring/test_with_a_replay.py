@@ -17,8 +17,8 @@ import pytest
 
 from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
 from asyncrl.config.schema.scoring import needs
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.starts.admission import Admission
 from asyncrl.scoring.scorer import KindUnavailableError
 from asyncrl.scoring.worker import Outages, ScoringWorker
 from tests.helpers import GENEROUS_S, make_trajectory, until

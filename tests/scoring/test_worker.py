@@ -9,7 +9,7 @@ import pytest
 from asyncrl.config.schema import GuardConfig, ManagerConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.errors import RefusedError, ScoringError, WireError
-from asyncrl.replay.admission import Admission
+from asyncrl.replay.starts.admission import Admission
 from asyncrl.scoring.managers import ManagerScore
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier

@@ -12,7 +12,7 @@ import torch
 import zmq.asyncio
 from msgspec import structs
 
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.types import RunIdentity, Trajectory
 from asyncrl.weights.requests import Requests
 from asyncrl.weights.zmq_route import ZmqRoute

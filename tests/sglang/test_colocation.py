@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.colocation import GpuSharing
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
 from tests.engine.real import Taken, assert_nothing_lost, load, policy, run
 from tests.engine.support import parameters
@@ -36,12 +36,12 @@ def test_a_server_under_load_takes_turns_and_every_logprob_is_that_of_the_versio
 
     async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
-        learner, turns = LearnerLock(tmp_path, 0), ServerTurns(ServersLock(tmp_path, 1))
+        learner, sharing = LearnerLock(tmp_path, 0), GpuSharing(ServersLock(tmp_path, 1))
         process = Process(server.url)
-        turns.add(process)
+        sharing.add(process)
         learner.give_back(0)
-        keeper = asyncio.create_task(turns.keep())
-        async with fleet_of([server.url], turns=turns) as fleet:
+        keeper = asyncio.create_task(sharing.keep())
+        async with fleet_of([server.url], sharing=sharing) as fleet:
             await fleet.update_weights(0, parameters(models[0]))
             stop = asyncio.Event()
             episodes = asyncio.create_task(load(fleet, stop, 8))
@@ -57,7 +57,7 @@ def test_a_server_under_load_takes_turns_and_every_logprob_is_that_of_the_versio
             taken, counters = await episodes, dict(fleet.stats().counters)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-        assert counters["gpu_turns"] == TURNS + 1
+        assert counters["gpu_periods"] == TURNS + 1
         return taken, counters
 
     assert_nothing_lost(*run(scenario), models, "abort")

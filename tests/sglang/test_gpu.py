@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.engine.base import Generation
-from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.colocation import GpuSharing
 from asyncrl.engine.sglang.inside import FOLDER, LOADER
 from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
@@ -121,15 +121,15 @@ async def test_a_server_frees_its_memory_in_the_learners_turn_and_serves_the_nex
     server = started(model, tmp_path / "server.log", "--enable-memory-saver")
     try:
         await server.ready()
-        learner, turns = LearnerLock(tmp_path / "gpus", 0), ServerTurns(ServersLock(tmp_path / "gpus", 1))
-        turns.add(Process(server.url))
+        learner, sharing = LearnerLock(tmp_path / "gpus", 0), GpuSharing(ServersLock(tmp_path / "gpus", 1))
+        sharing.add(Process(server.url))
         learner.give_back(0)
-        keeper = asyncio.create_task(turns.keep())
+        keeper = asyncio.create_task(sharing.keep())
 
         def open_server(url: str) -> SglangServer:
             return SglangServer(url, context=512, silence_s=60)
 
-        async with fleet_over([server.url], open_server, rounded(0).to(torch.bfloat16), turns=turns) as fleet:
+        async with fleet_over([server.url], open_server, rounded(0).to(torch.bfloat16), sharing=sharing) as fleet:
             await fleet.update_weights(0, parameters(rounded(0).to(torch.bfloat16)))
             for version in range(1, 4):
                 before = torch.cuda.mem_get_info()[0]

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from asyncrl.errors import StoreError
 from asyncrl.machine.long_work import LongWork
-from asyncrl.replay.records import EvaluationRecord
+from asyncrl.replay.store.records import EvaluationRecord
 from asyncrl.replay.stored import StoredRun
 from asyncrl.text import duration
 

@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.ids import held_out_row, is_evaluation
-from asyncrl.replay.estimates import ks
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.held_out.estimates import ks
+from asyncrl.replay.held_out.tally import Tally
+from asyncrl.replay.store.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredRun
-from asyncrl.replay.tally import Tally
 from asyncrl.text import cut
 
 REASON_CHARS = 160

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.data.from_config import run_tasks
 from asyncrl.ids import held_out_row
-from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.store.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.from_config import read_config
 

@@ -1,20 +1,21 @@
-"""The servers' turns on GPUs that are shared with the learner (cluster.colocated; machine/gpu_lock.py has the locks).
+"""Lets servers and the learner have the same GPUs, one after the other (cluster.colocated; machine/gpu_lock.py has the
+locks). A period is the time in which one of the two sides has them.
 
-    learner's turn ──lock taken──► our turn ──learner requests──► ending ──memory freed──► learner's turn
+    learner's period ──lock taken──► our period ──learner requests──► ending ──memory freed──► learner's period
 
 Invariants:
 
-- A server's process is started only in our turn (the servers' turn). If the learner requests the GPUs meanwhile, it
+- A server's process is started only in our period (that of the servers). If the learner requests the GPUs meanwhile, it
   waits until the process has started.
 - In `ending`, each endpoint ends its requests, and its server frees weights and cache. Assistant messages whose
   generation this interrupts are continued when the servers have the GPUs again. A server that fails to do so, or takes
   longer than `RELEASE_S`, is killed, since it may still have memory.
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
   is killed, they keep it until they end.
-- After the learner's turn, a server's weights are lost. The server allocates memory for them, loads a whole version,
+- After the learner's period, a server's weights are lost. The server allocates memory for them, loads a whole version,
   and then allocates memory for its cache and gets requests. If this fails, the server is killed and started again.
-- If the learner dies in any state, its request ends: the turn becomes ours, and the servers load the version that the
-  actor has. The learner's next process requests the GPUs before it loads anything.
+- If the learner dies in any state, its request ends: a period of the servers begins, and the servers load the version
+  that the actor has. The learner's next process requests the GPUs before it loads anything.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ class ServerProcess(Protocol):
         """Kill the process, if it runs."""
 
 
-class ServerTurns:
-    """The turns of an actor's servers on the shared GPUs. `changed` is called when such a turn begins or must end."""
+class GpuSharing:
+    """The periods in which an actor's servers have the shared GPUs. `changed` is called when one begins or must end."""
 
     def __init__(
         self, lock: ServersLock, release_s: float = RELEASE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ours = False
         self.version = lock.version()
-        """The version that the learner published before our turn. The servers wait for it."""
+        """The version that the learner published before our period. The servers wait for it."""
         self.changed: Callable[[], None] = lambda: None
         self.lock = lock
         self._release_s = release_s
@@ -70,7 +71,7 @@ class ServerTurns:
         self._servers: dict[str, ServerProcess] = {}
         self._condition = Condition()
         self._began: float | None = None
-        self._counts = {"gpu_turns": 0.0, "gpu_release_s": 0.0, "gpu_resume_s": 0.0}
+        self._counts = {"gpu_periods": 0.0, "gpu_release_s": 0.0, "gpu_resume_s": 0.0}
 
     def add(self, server: ServerProcess) -> None:
         self._servers[server.url] = server
@@ -80,13 +81,13 @@ class ServerTurns:
         return self._servers[url]
 
     def counters(self) -> dict[str, float]:
-        """Counts since the actor started: the servers' turns, the seconds from the learner's requests to the return of
-        the lock, and the seconds from the beginning of turns to the first ready server.
+        """Counts since the actor started: the servers' periods, the seconds from the learner's requests to the return
+        of the lock, and the seconds from the beginning of periods to the first ready server.
         """
         return dict(self._counts)
 
     async def begun(self) -> None:
-        """Wait for our turn. The turn lasts at least until the caller's next await."""
+        """Wait for our period. It lasts at least until the caller's next await."""
         await self._condition.wait_for(lambda: self.ours)
 
     def resumed(self) -> None:
@@ -96,11 +97,11 @@ class ServerTurns:
             self._began = None
 
     async def keep(self) -> None:
-        """Take and end turns; returns only by cancellation."""
+        """Begin and end periods; returns only by cancellation."""
         while True:
             while not self.lock.take():
                 await asyncio.sleep(POLL_S)
-            self._counts["gpu_turns"] += 1
+            self._counts["gpu_periods"] += 1
             self._began, self.version = self._clock(), self.lock.version()
             self._set(True)
             while not self.lock.is_wanted():
@@ -131,17 +132,17 @@ class ServerTurns:
 
 
 class ServerMemory:
-    """The GPU memory of `server`, which uses its GPUs only in `turns`."""
+    """The GPU memory of `server`, which uses its GPUs only in the periods of `sharing`."""
 
-    def __init__(self, server: FreeingServer, turns: ServerTurns) -> None:
+    def __init__(self, server: FreeingServer, sharing: GpuSharing) -> None:
         self._server = server
-        self._turns = turns
+        self._sharing = sharing
         self._freed: set[str] = set()
         self._freed_by = 0
 
     async def free(self) -> None:
         """Free all memory of the idle server. Raises ServerFaultError: the server failed."""
-        process = self._turns.process(self._server.url)
+        process = self._sharing.process(self._server.url)
         # A server that refuses a flush still has requests in its queues, and would crash if it freed its memory.
         await self._server.flush()
         self._freed_by, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
@@ -150,8 +151,8 @@ class ServerMemory:
         process.freed = True
 
     async def regain_weights(self) -> None:
-        """Let the server allocate memory for weights, in our turn. Raises ServerFaultError: the server failed."""
-        process = self._turns.process(self._server.url)
+        """Let the server allocate memory for weights, in our period. Raises ServerFaultError: the server failed."""
+        process = self._sharing.process(self._server.url)
         if process.starts != self._freed_by or not process.running:
             self._freed.clear()
             raise ServerFaultError(f"{self._server.url} ended while the learner had its GPUs")
@@ -170,7 +171,7 @@ class ServerMemory:
     def give_up(self) -> None:
         """End the server's process if it failed after freeing memory and before it had allocated all of it again."""
         if self._freed:
-            process = self._turns.process(self._server.url)
+            process = self._sharing.process(self._server.url)
             # The process that freed memory may have ended, so that the call to its server failed. A process that was
             # started in its place must not be killed.
             if process.starts == self._freed_by:

@@ -9,7 +9,7 @@
 | READY or SUSPECT | STALE | there is a newer update |
 | any | LOST | a join, a load or a check has failed |
 | STALE or READY | FREED | the learner wants the GPUs (cluster.colocated) |
-| FREED | STALE | the servers' turn on the GPUs begins |
+| FREED | STALE | a period of the servers on the GPUs begins |
 
 Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Answers wait until the canary,
 a check of log-probs, has shown that the server has the right weights (`proved`). A fault in an update (see updater.py)
@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engine.base import PlacedImage
-from asyncrl.engine.fleet.colocation import ServerMemory, ServerTurns
+from asyncrl.engine.fleet.colocation import GpuSharing, ServerMemory
 from asyncrl.engine.fleet.condition import Condition
 from asyncrl.engine.fleet.in_flight import RequestsInFlight
 from asyncrl.engine.fleet.pauses import PushPauses
@@ -68,7 +68,7 @@ class Endpoint:
     - The policy's token ids are less than `vocabulary`.
     - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
     - It records in `pauses` each time that an update stops the server.
-    - With `turns` the server shares its GPUs with the learner, and has no GPU memory while `rests` returns true.
+    - With `sharing` the server shares its GPUs with the learner, and has no GPU memory while `rests` returns true.
     - `shown_url` is the server's URL with masked secrets.
     - `fault` is the reason why the server is lost, or "".
     """
@@ -82,7 +82,7 @@ class Endpoint:
         counts: Counter[str],
         pauses: PushPauses,
         settings: FleetSettings,
-        turns: ServerTurns | None = None,
+        sharing: GpuSharing | None = None,
         rests: Callable[[], bool] = lambda: False,
     ) -> None:
         self.server = server
@@ -97,7 +97,7 @@ class Endpoint:
         self._settings = settings
         self._rests = rests
         self._requests = RequestsInFlight(server)
-        self._memory = None if turns is None else ServerMemory(cast("FreeingServer", server), turns)
+        self._memory = None if sharing is None else ServerMemory(cast("FreeingServer", server), sharing)
         self.updater = ServerUpdater(server, self._requests, self._memory, counts, pauses, settings)
         self._failed_updates = 0
         self._label = ""
@@ -252,7 +252,7 @@ class Endpoint:
         return target if target is not None and target.version > self.version else None
 
     async def _rest(self, memory: ServerMemory) -> None:
-        """Free the server's memory, wait for our turn on the GPUs, and get the memory of its weights back."""
+        """Free the server's memory, wait for our period on the GPUs, and get the memory of its weights back."""
         self._enter(EndpointState.STALE)
         await self._requests.abort_all()
         await memory.free()

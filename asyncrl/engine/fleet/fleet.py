@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
 from asyncrl.engine.fleet.assignment import Assignment, EvaluationLease
-from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.colocation import GpuSharing
 from asyncrl.engine.fleet.completion import TurnCompletion
 from asyncrl.engine.fleet.condition import Condition
 from asyncrl.engine.fleet.discovery import Discovery
@@ -52,7 +52,7 @@ class Fleet:
     - `expected` has names and shapes of the policy's tensors; the policy's token ids are less than `vocabulary`.
     - `folders` holds versions for servers that load folders: links to the learner's folders, and versions that this
       process writes.
-    - With `turns` the servers share their GPUs with the learner.
+    - With `sharing` the servers share their GPUs with the learner.
     - `spans` records each segment, and each time that a push stops a server.
     - With `routed`, generations have the experts of their tokens.
     - `marks` are the placeholders of images.
@@ -68,7 +68,7 @@ class Fleet:
         vocabulary: int,
         settings: FleetSettings | None = None,
         folders: Folders | None = None,
-        turns: ServerTurns | None = None,
+        sharing: GpuSharing | None = None,
         clock: Callable[[], float] = time.monotonic,
         spans: Spans | None = None,
         routed: bool = False,
@@ -97,9 +97,9 @@ class Fleet:
         self._pauses = PushPauses(clock, self._spans)
         self._idle = IdleClock(clock)
         self._changed = Condition()
-        self._shared = turns
-        if turns is not None:
-            turns.changed = self._on_change
+        self._shared = sharing
+        if sharing is not None:
+            sharing.changed = self._on_change
 
     @property
     def version(self) -> int:
@@ -267,7 +267,7 @@ class Fleet:
 
     async def _ready(self, session: str) -> Endpoint:
         """Wait for an endpoint that can serve the session. Raises EngineError: no endpoint is ready for `wait_s`
-        seconds, not counting the learner's turns on shared GPUs.
+        seconds, not counting the time in which the learner has shared GPUs.
         """
         wait_s = self._settings.wait_s
         if not self._rests() and (ready := self._assign(session)) is not None:
@@ -319,8 +319,8 @@ class Fleet:
         task.add_done_callback(self._leaving.pop)
 
     def _rests(self) -> bool:
-        """True in the learner's turn on the GPUs, and after it until the version that the learner published in this
-        turn has arrived."""
+        """True in the learner's period on the GPUs, and after it until the version that the learner published
+        meanwhile has arrived."""
         # If the newest version that has arrived is on no server yet, the servers do not rest: the actor fetches the
         # next version only once a server has this one.
         if self._shared is None:

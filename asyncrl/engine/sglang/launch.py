@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.colocation import GpuSharing
 from asyncrl.engine.fleet.http import Http
 from asyncrl.engine.sglang.fitting import FRACTION
 from asyncrl.engine.sglang.inside import FOLDER
@@ -106,7 +106,7 @@ class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
     The server must answer within `start_s` seconds. After its first successful start, `max_failures` starts in a row
-    may fail. With `turns` it is started only within the servers' turns on the shared GPUs.
+    may fail. With `sharing` it is started only while the servers have the shared GPUs.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LaunchedServer:
         environment: Mapping[str, str],
         start_s: float,
         max_failures: int,
-        turns: ServerTurns | None = None,
+        sharing: GpuSharing | None = None,
     ) -> None:
         self.url = url
         self.starts = 0
@@ -130,10 +130,10 @@ class LaunchedServer:
         self._start_s = start_s
         self._max_failures = max_failures
         self._was_killed = False
-        self._turns = turns
+        self._sharing = sharing
         self._watch = LoadWatch(log, self._pid, time.monotonic)
-        if turns is not None:
-            turns.add(self)
+        if sharing is not None:
+            sharing.add(self)
 
     @property
     def running(self) -> bool:
@@ -184,9 +184,9 @@ class LaunchedServer:
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.python={self._command[0]}: there is no such program")
         files: Sequence[int] = ()
-        if self._turns is not None:
-            await self._turns.begun()
-            files = [self._turns.lock.file]
+        if self._sharing is not None:
+            await self._sharing.begun()
+            files = [self._sharing.lock.file]
         logger.info(
             "starting the server at %s; its log is %s; CUDA_VISIBLE_DEVICES=%s; %s",
             *(self.url, self._log, os.environ.get("CUDA_VISIBLE_DEVICES", "")),

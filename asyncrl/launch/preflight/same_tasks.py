@@ -14,8 +14,8 @@ from asyncrl.launch.run_folder import store_folders
 def check_same_tasks(tasks: RunTasks, run_dir: Path) -> None:
     """Raises ConfigError: a file has changed, or the run's store was made with other tasks, which the replay would
     refuse; DataError: the files cannot be read; StoreError: the store cannot be read."""
-    from asyncrl.replay.pinned import pinned_tasks, require_pinned
-    from asyncrl.replay.store import StoreReader
+    from asyncrl.replay.store.pinned import pinned_tasks, require_pinned
+    from asyncrl.replay.store.store import StoreReader
 
     data, folders = tasks.data, store_folders(run_dir)
     check_same_files(run_dir, task_files(tasks), begun=names_tasks(run_dir))
@@ -32,7 +32,7 @@ def check_same_tasks(tasks: RunTasks, run_dir: Path) -> None:
 
 def names_tasks(run_dir: Path) -> bool:
     """True if the store of the run has given out a task. Before that, a user may still correct the files."""
-    from asyncrl.replay.store import StoreReader
+    from asyncrl.replay.store.store import StoreReader
 
     for folder in store_folders(run_dir):
         with closing(StoreReader(folder)) as store, store.transaction() as tx:

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class BatchSource(Protocol):
-    """The learner's interface to a replay, implemented by `asyncrl.replay.shards.ShardedReplay` and `RecordedReplay`.
-    Calls wait until the replay answers, and raise StoppedError if this process is asked to stop meanwhile."""
+    """The learner's interface to a replay, implemented by `RecordedReplay` and by the client's `ShardedReplay`. Calls
+    wait until the replay answers, and raise StoppedError if this process is asked to stop meanwhile."""
 
     def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]: ...
 

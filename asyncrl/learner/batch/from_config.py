@@ -16,8 +16,8 @@ from asyncrl.learner.batch.settings import KeepSettings
 from asyncrl.machine import process
 from asyncrl.network.keys import client_keys
 from asyncrl.observe.spans import Spans
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.shards import ShardedReplay
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.client.shards import ShardedReplay
 
 
 def open_batches(

@@ -233,7 +233,7 @@ _SERVERS = (
     ),
     gauge("push_pause_last_s", "s", "the last stop of a server by a push"),
     gauge("push_pause_max_s", "s", "the longest stop of a server by a push since the start"),
-    counter("gpu_turns", "turns", "with `cluster.colocated`: times that the servers got the GPUs, since the start"),
+    counter("gpu_periods", "periods", "with `cluster.colocated`: times that the servers got the GPUs, since the start"),
     counter(
         "gpu_release_s",
         "s",

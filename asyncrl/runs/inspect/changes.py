@@ -11,8 +11,8 @@ from functools import partial
 
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.ids import shard_of
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.store import Store, in_use
+from asyncrl.replay.client.client import ReplayClient
+from asyncrl.replay.store.store import Store, in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 from asyncrl.runs.from_config import read_replay_settings
 from asyncrl.runs.live import LiveReplay

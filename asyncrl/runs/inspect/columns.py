@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.store.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow, answer, prompt

@@ -13,7 +13,7 @@ from typing import Self
 from asyncrl.errors import RefusedError
 from asyncrl.ids import evaluation_prefix
 from asyncrl.observe.shown_text import shown_text
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.store.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.decoding import Decode
 from asyncrl.types import BatchPlan, Finish, Role, Trajectory

@@ -22,13 +22,13 @@ import pyarrow.parquet as pq
 from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.ids import attempts_of, evaluated_version, held_out_row, is_evaluation, shard_of
-from asyncrl.replay.changes import set_changes
 from asyncrl.replay.counters import COUNTERS
-from asyncrl.replay.images import WITHOUT_IMAGES
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord
-from asyncrl.replay.store import READER_MAP_BYTES, Store
+from asyncrl.replay.store.changes import set_changes
+from asyncrl.replay.store.images import WITHOUT_IMAGES
+from asyncrl.replay.store.records import DeadLetter, TrajectoryRecord
+from asyncrl.replay.store.store import READER_MAP_BYTES, Store
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.replay.transaction import Transaction
 from asyncrl.runs.inspect.columns import (
     DEAD_LETTER,
     DEAD_LETTERS,

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import partial_name
 from asyncrl.replay.counters import COUNTERS
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
-from asyncrl.replay.transaction import Transaction
 from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.columns import (
     DEAD_LETTER,

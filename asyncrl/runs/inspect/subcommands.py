@@ -20,9 +20,9 @@ from rich.text import Text
 
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.machine.long_work import long_work, print_line
-from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.store.records import TrajectoryState
+from asyncrl.replay.store.transaction import Transaction
 from asyncrl.replay.stored import StoredRun
-from asyncrl.replay.transaction import Transaction
 from asyncrl.runs.decoding import Decode, decoder, ids_as_text
 from asyncrl.runs.finding import run_with_store
 from asyncrl.runs.inspect import changes, episode

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.secrets import shown_value
-from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.store.records import DeadLetter
 from asyncrl.runs.advice import FINE
 from asyncrl.runs.failures import group_failures, shown_end
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow

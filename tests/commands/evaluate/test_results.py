@@ -12,8 +12,8 @@ import pytest
 from asyncrl.commands.evaluate.progress import progress_line
 from asyncrl.commands.evaluate.results import EvaluationResult, read_result, shown_result
 from asyncrl.commands.from_python import EvaluationView
-from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
+from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_settings

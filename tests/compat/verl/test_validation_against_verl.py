@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from asyncrl.replay.estimates import best_at, majority_at
+from asyncrl.replay.held_out.estimates import best_at, majority_at
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.colocation import GpuSharing
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
 from tests.engine.fleet.fakes import (
@@ -61,8 +61,8 @@ class FakeProcess:
 class Scene:
     """A fleet over servers in turns with a learner."""
 
-    def __init__(self, fleet: Fleet, turns: ServerTurns, learner: LearnerLock, processes: list[FakeProcess]) -> None:
-        self.fleet, self.turns, self.learner, self.processes = fleet, turns, learner, processes
+    def __init__(self, fleet: Fleet, sharing: GpuSharing, learner: LearnerLock, processes: list[FakeProcess]) -> None:
+        self.fleet, self.sharing, self.learner, self.processes = fleet, sharing, learner, processes
 
     async def learner_begins(self) -> None:
         self.learner.ask()
@@ -85,21 +85,21 @@ async def scene(
     """All servers have `version`, and the GPUs."""
     learner = LearnerLock(folder, 0)
     learner.ask()
-    turns = ServerTurns(ServersLock(folder, 1), release_s)
+    sharing = GpuSharing(ServersLock(folder, 1), release_s)
     async with serving(*servers):
         processes = [FakeProcess(server) for server in servers]
         for process in processes:
-            turns.add(process)
-        async with fleet_over(*servers, turns=turns, **options) as fleet:
-            keeper = asyncio.create_task(turns.keep())
+            sharing.add(process)
+        async with fleet_over(*servers, sharing=sharing, **options) as fleet:
+            keeper = asyncio.create_task(sharing.keep())
             try:
-                made = Scene(fleet, turns, learner, processes)
+                made = Scene(fleet, sharing, learner, processes)
                 await made.learner_ends(version)
                 yield made
             finally:
                 keeper.cancel()
                 await asyncio.gather(keeper, return_exceptions=True)
-                turns.lock.close()
+                sharing.lock.close()
                 learner.close()
 
 
@@ -118,7 +118,7 @@ async def test_servers_have_no_memory_in_the_learners_turn_and_then_serve_its_ve
             assert set(got.versions) == {version}
             assert_true(got)
         assert made.crimes == []
-        assert counter(made.fleet, "gpu_turns") == 3
+        assert counter(made.fleet, "gpu_periods") == 3
         assert counter(made.fleet, "server_faults") == 0
     order = [call for call in one.calls if "memory" in call or call == "update_weights_from_disk"]
     assert order[-4:] == [
@@ -153,7 +153,7 @@ async def test_servers_rest_until_the_version_that_the_learner_published_has_com
     async with scene(tmp_path, server) as made:
         await made.learner_begins()
         made.learner.give_back(2)
-        await async_until(lambda: made.turns.ours)
+        await async_until(lambda: made.sharing.ours)
         await asyncio.sleep(0.1)
         assert server.freed == {"weights", "kv_cache"}
         await made.fleet.update_weights(2, tensors(2))
@@ -267,13 +267,13 @@ async def test_whoever_waits_for_a_turn_goes_on_within_it(tmp_path: Path) -> Non
     made = LearnerLock(tmp_path, 0)
     made.give_back(0)
     made.ask()
-    turns = ServerTurns(ServersLock(tmp_path, 1))
-    keeper = asyncio.create_task(turns.keep())
-    waiting = asyncio.create_task(turns.begun())
+    sharing = GpuSharing(ServersLock(tmp_path, 1))
+    keeper = asyncio.create_task(sharing.keep())
+    waiting = asyncio.create_task(sharing.begun())
     await asyncio.sleep(0.2)
     assert not waiting.done()
     made.give_back(1)
     await waiting
-    assert turns.ours
+    assert sharing.ours
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)

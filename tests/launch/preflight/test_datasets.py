@@ -17,7 +17,7 @@ from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.replay.from_config import replay_settings
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.store import Store
 from asyncrl.types import Task
 from tests.data.verl_dataset import QuizDataset
 from tests.episode.fakes import CHATML, make_tokenizer

@@ -17,7 +17,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.launch.claim import check_begun_files, check_resume, claim
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.same_files import check_same_files, task_files
-from asyncrl.replay.store import Store
+from asyncrl.replay.store.store import Store
 from asyncrl.types import BatchPlan
 from tests.data.test_tables import parquet, row
 

@@ -20,8 +20,8 @@ from asyncrl.errors import ConfigError, RefusedError, StoppedError, StoreError
 from asyncrl.learner.batch.batches import RecordedReplay
 from asyncrl.learner.batch.from_config import open_batches
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.sampling import Prioritised
+from asyncrl.replay.batches.sampling import Prioritised
+from asyncrl.replay.starts.admission import Admission
 from asyncrl.types import BatchPlan
 from tests.fake_replay import FakeReplay
 from tests.helpers import make_labels

@@ -27,8 +27,8 @@ PLACES = {
         "learner/step_metrics.py:values",
     ),
     ("learner", "weights/"): ("weights/publisher.py:measured",),
-    ("evaluation", "eval/"): ("replay/tally.py:means",),
-    ("evaluation", "eval/SOURCE/"): ("replay/tally.py:means",),
+    ("evaluation", "eval/"): ("replay/held_out/tally.py:means",),
+    ("evaluation", "eval/SOURCE/"): ("replay/held_out/tally.py:means",),
     ("actor", ""): (
         *("engine/fleet/fleet.py:stats", "engine/fleet/pauses.py:counters"),
         *("agents/chat_api/agent.py:counters", "weights/canary.py:counters", "weights/receiver.py:counters"),

@@ -14,7 +14,7 @@ from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.observe.kept.writing import KeptWriter
-from asyncrl.replay.store import ENDPOINT_FILE
+from asyncrl.replay.store.store import ENDPOINT_FILE
 from asyncrl.runs.finding import run_with_store
 from asyncrl.runs.from_config import read_config
 from tests.helpers import status_of

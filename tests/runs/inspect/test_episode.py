@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 from rich.text import Text
 
-from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.store.records import DeadLetter
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.runs.inspect import episode
 from asyncrl.text import printable

@@ -20,7 +20,7 @@ from asyncrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfi
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import RefusedError, UnavailableError
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client.client import ReplayClient
 from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.changes import Change, ChangeResult, change_all, discard, requeue, skip_plan

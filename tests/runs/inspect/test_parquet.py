@@ -21,8 +21,8 @@ from asyncrl.config.schema import DataConfig, PartConfig, TrainConfig
 from asyncrl.errors import DataError, StoreError
 from asyncrl.learner.batch.batches import RecordedReplay
 from asyncrl.modelling.images import digest_of
-from asyncrl.replay.feed import Feed
-from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.replay.starts.feed import Feed
+from asyncrl.replay.store.records import TrajectoryRecord
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.runs.inspect.columns import DEAD_LETTERS, PLANS, STEPS, TRAJECTORIES, read_row, rows_of, trajectory_batch
 from asyncrl.runs.inspect.importing import count_rows, import_run

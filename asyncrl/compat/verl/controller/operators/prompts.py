@@ -11,7 +11,7 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.to_batch import task_fields
 from asyncrl.data.sendable import plain
 from asyncrl.ids import feed_group
-from asyncrl.replay.feed import Feed
+from asyncrl.replay.starts.feed import Feed
 from asyncrl.types import Task
 
 

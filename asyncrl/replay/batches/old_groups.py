@@ -1,0 +1,159 @@
+"""Decides when the learner waits for running groups that would otherwise become too old.
+
+A group that began at version u is trained at version u + max_lag at the latest. If its last member still runs then, the
+group is thrown away. So before a step is planned, `OldGroups` compares two numbers for every version u:
+
+- `unfinished`: the groups that are not complete, and that may have tokens of version u or older
+- `later`: the groups that the batches after this step can train until version u + max_lag
+
+The step waits as long as `unfinished` exceeds `later` for some u. It does not wait if its batch is full of groups that
+are as old as u, because then waiting would let no further old group into the batch.
+
+With this rule no group becomes too old. Let n(u) be the number of groups in no plan yet that may have tokens of
+version u or older. Let r(u) be the number of groups that the batches from the next step on can train until version u +
+max_lag.
+
+The claim is n(u) <= r(u). At the last step of version u + max_lag, r(u) is one batch. That batch takes the oldest
+groups first, and so all that are left. The claim holds from the begin of version u on:
+
+- Begin: while u is the newest version, n(u) counts at most all groups in no plan. Admission let in at most
+  (max_lag + u + 1) * B trajectories by then, just as many as all batches until version u + max_lag train. So the claim
+  holds. Episodes that start later have newer tokens.
+- Step: a batch that is full of groups as old as u lowers both numbers by one batch. Any other batch takes all complete
+  groups as old as u. It is planned only once `unfinished` <= `later`, which is the claim for the time after that batch.
+
+The first point needs `min_version` of tickets: an episode starts only once its engine serves the version that was the
+newest when its ticket was given out. The wait ends at the latest when all groups are complete, since nothing is
+unfinished then. Groups that filters refuse make the numbers smaller.
+
+A step trains groups for which it has waited: by the claim they fit into its batch, which takes the oldest groups first.
+So the wait is of use at the last step of a run, too, although later(u) then counts batches that never come.
+
+Some groups still become too old: surplus groups of `replay.oversample`, groups that are given up after a time limit,
+and groups that outlive a change to a smaller max_lag. An actor may also deliver an episode although the replay has
+given its ticket to another actor.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.store.records import GroupRecord, ReadyGroup, TicketRecord, TrajectoryRecord
+from asyncrl.replay.store.transaction import Transaction
+from asyncrl.text import duration
+
+FIRST_WAITED_FOR = "first_waited_for"
+"""The counter that has the oldest version whose groups are waited for. Older groups were given up after a limit."""
+LIMITS_REACHED = "wait_limits_reached"
+"""The counter of steps that were planned only because the wait had reached its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldWait:
+    """The groups for which a step waits.
+
+    - `groups`: the number of groups that must be completed before the step is planned
+    - `version`: the version at which the oldest of them began
+    - `newest`: the newest version u for which too many groups are unfinished
+    """
+
+    groups: int
+    version: int
+    newest: int
+
+
+class OldGroups:
+    """The waits of one shard. `clock` gives monotonic seconds.
+
+    After `ReplaySettings.wait_s` seconds of one step's wait, the step is planned, and its groups are never waited for
+    again, also after a restart. A restart of the replay begins the present wait again.
+    """
+
+    def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._wanted = settings.batch_size // settings.group_size
+        self._since: tuple[int, float] | None = None
+
+    def wait(self, tx: Transaction, step: int, ready: Sequence[ReadyGroup]) -> OldWait | None:
+        """The groups for which `step` must wait. `None` if it may be planned now. `ready` are the complete groups that
+        are not too old."""
+        if not self._settings.wait_s or self._is_full(tx):
+            return None
+        unfinished = [
+            (name, group) for name, group in GroupRecord.all(tx) if group.training and not all(group.labelled)
+        ]
+        complete = sorted(each.oldest for each in ready)
+        # No token is older than its group. Most often this is enough to see that there is no need to wait.
+        rough = self._exceeding(step, sorted(group.begun for _, group in unfinished), complete)
+        if not rough:
+            return None
+        old = (each for name, group in unfinished if group.begun <= rough[-1] for each in self._oldest(tx, name, group))
+        first = max(self._settings.oldest_allowed(self._settings.version_at(step)), tx.counter(FIRST_WAITED_FOR))
+        begun = sorted(version for version in old if version >= first)
+        exceeding = self._exceeding(step, begun, complete)
+        if not exceeding:
+            return None
+        return OldWait(bisect_right(begun, exceeding[0]) - self._later(step, exceeding[0]), begun[0], exceeding[-1])
+
+    def _is_full(self, tx: Transaction) -> bool:
+        """True if the store takes no further episodes, so that an old group could not be completed."""
+        return tx.episode_bytes() > self._settings.full_bytes
+
+    def _exceeding(self, step: int, begun: Sequence[int], complete: Sequence[int]) -> list[int]:
+        """The versions u for which too many groups are unfinished, ascending. `begun` has the version of each
+        unfinished group, and `complete` that of each complete group, both ascending."""
+        return [
+            version
+            for version in dict.fromkeys(begun)
+            if bisect_right(begun, version) > self._later(step, version)
+            and bisect_right(complete, version) < self._wanted
+        ]
+
+    def _later(self, step: int, version: int) -> int:
+        """The number of groups that the batches after `step` can train before tokens of `version` are too old."""
+        end = (version + self._settings.admission.max_lag + 1) * self._settings.publish_every
+        return max(0, end - (step + 1)) * self._wanted
+
+    def _oldest(self, tx: Transaction, name: str, group: GroupRecord) -> Iterator[int]:
+        """The oldest version that may have sampled a token of an unfinished group. Yields nothing if no member has
+        begun: its tickets wait for an actor."""
+        versions = []
+        for member, ticket in enumerate(group.ids(name)):
+            if group.is_demonstration(member):
+                continue
+            record, open_ticket = TrajectoryRecord.load(tx, ticket), TicketRecord.load(tx, ticket)
+            if record is not None:
+                versions.append(record.oldest)
+            elif open_ticket is not None and open_ticket.worker:
+                versions.append(open_ticket.version)
+        if versions:
+            yield min(versions)
+
+    def may_wait(self, tx: Transaction, step: int, wait: OldWait) -> bool:
+        """True if the learner, which has nothing else to do, still waits. False once the wait of this step has reached
+        its limit."""
+        now = self._clock()
+        if self._since is None or self._since[0] != step:
+            self._since = step, now
+        if now - self._since[1] < self._settings.wait_s:
+            return True
+        tx.add(LIMITS_REACHED)
+        tx.set(FIRST_WAITED_FOR, max(tx.counter(FIRST_WAITED_FOR), wait.newest + 1))
+        return False
+
+    def has_waited(self, step: int) -> bool:
+        """True if the learner waited for old groups before `step`."""
+        return self._since is not None and self._since[0] == step
+
+    def described(self, wait: OldWait) -> str:
+        """The wait of the present step as the end of a sentence about the learner."""
+        seconds = 0.0 if self._since is None else self._clock() - self._since[1]
+        groups = "the oldest group" if wait.groups == 1 else f"the {wait.groups} oldest groups"
+        return (
+            f"waits for {groups}, begun at version {wait.version}, for {duration(seconds)} of at most "
+            f"{duration(self._settings.wait_s)} (replay.old_groups.wait_s)"
+        )
