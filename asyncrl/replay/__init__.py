@@ -18,7 +18,7 @@ requests of a client, and `server.py` the requests that it receives.
 
 In reading order: `starts/admission.py`, `protocol.py` (the requests), `service.py` (what each request does),
 `tickets.py`, `groups.py`, `labels/`, `batches/`, `store/`, then `messages.py`, `server.py`, `committer.py`,
-`call_thread.py` and `client/`. Beside this path are `failures/`, `held_out/`, `stages.py` (spans), `counters.py` and
+`call_thread.py` and `client/`. The rest are `failures/`, `held_out/`, `stages.py` (spans), `counters.py` and
 `stored.py` (reads all shards of a run). `settings.py` has the settings of a shard. Only `from_config.py` and
 `__main__.py` read the configuration.
 
