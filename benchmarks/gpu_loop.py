@@ -222,7 +222,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         "--old-groups",
         choices=list(OLD_GROUPS_OPTIONS),
         nargs="+",
-        default=[EVICT],
+        default=["default"],
         help="treatments of groups that become too old, each at every age bound above 0; default: %(default)s",
     )
     parser.add_argument(

@@ -63,9 +63,10 @@ LARGE = {
 
 EVICT = "evict"
 OLD_GROUPS_OPTIONS = {
-    EVICT: OldGroupsConfig(),
+    EVICT: OldGroupsConfig(wait_s=0.0),
+    "default": OldGroupsConfig(),
     "wait": OldGroupsConfig(wait_s=600.0),
-    "mask": OldGroupsConfig(mask=True),
+    "mask": OldGroupsConfig(wait_s=0.0, mask=True),
     "both": OldGroupsConfig(wait_s=5.0, mask=True),
 }
 """The options of each treatment of groups that become too old, in runs and in simulations."""
@@ -73,7 +74,7 @@ OLD_GROUPS_OPTIONS = {
 
 def words_of(options: OldGroupsConfig) -> list[str]:
     """The words of a command line that set the options."""
-    waits = [f"replay.old_groups.wait_s={options.wait_s:g}"] if options.wait_s else []
+    waits = [f"replay.old_groups.wait_s={options.wait_s:g}"] if options.wait_s is not None else []
     return [*waits, *(["replay.old_groups.mask=true"] if options.mask else [])]
 
 

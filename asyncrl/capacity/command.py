@@ -28,7 +28,6 @@ from rich.table import Table
 
 from asyncrl.capacity.description import (
     TREATMENT_NAMES,
-    WAIT_S,
     RunDescription,
     Sizes,
     read_description,
@@ -131,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="HOW",
         help="treatments of groups that become too old (replay.old_groups): evict, wait, mask or both (default: as in "
-        f"the run); a wait may last as long as in the run, or {WAIT_S:g} s",
+        "the run); a wait may last as long as in the run, or as long as a step",
     )
     add("--batch-size", type=_count, metavar="B", help="trajectories per batch, learner.batch_size")
     add("--group-size", type=_count, metavar="G", help="trajectories per group, learner.group_size")
@@ -229,7 +228,7 @@ def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
 
 
 def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
-    treatments = given.old_groups or [run.sizes.treatment]
+    treatments = given.old_groups or [None]
     for max_lag, treatment in product(given.max_lag or [run.sizes.max_lag], treatments):
         sizes = _treated(run.sizes, treatment, max_lag)
         gpus = given.gpus or sizes.gpus
@@ -241,12 +240,16 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
             yield sizes
 
 
-def _treated(sizes: Sizes, treatment: str, max_lag: int) -> Sizes:
+def _treated(sizes: Sizes, treatment: str | None, max_lag: int) -> Sizes:
+    """The sizes with another age bound, and with another treatment of old groups if one is given."""
     try:
+        if treatment is None:
+            return replace(sizes, max_lag=max_lag)
         return sizes.treated(treatment, max_lag)
     except ValueError as error:
         raise ConfigError(
-            f"--old-groups {treatment} --max-lag {max_lag}: {error}. In a forecast, --old-groups evict sets this"
+            f"--old-groups {treatment or sizes.treatment} --max-lag {max_lag}: {error}. In a forecast, --old-groups "
+            "evict sets this"
         ) from error
 
 
@@ -310,10 +313,12 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
             f"Fastest: learner GPUs {sizes.learner_gpus:,}, engines {sizes.engines:,}, max_lag {sizes.max_lag}, old "
             f"groups {sizes.treatment}."
         )
-    if wait_s := max(each.sizes.wait_s for each in forecasts):
+    if waiting := [each.sizes for each in forecasts if each.sizes.treatment in ("wait", "both")]:
+        limits = [sizes.wait_s for sizes in waiting if sizes.wait_s is not None]
+        longest = f"{max(limits):g} s" if limits else "the time of a step"
         yield (
-            f"With wait and both, a step waits for old groups for at most {wait_s:g} s. For another limit, change "
-            "wait_s in the file that --save writes, and name this file instead of the run."
+            f"With wait and both, a step waits for old groups for at most {longest}. For another limit, change wait_s in "
+            "the file that --save writes, and name this file instead of the run."
         )
     yield f"Lags of the trained trajectories of the fastest forecast: {lags}."
     if "evicted" in decided:

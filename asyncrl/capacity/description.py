@@ -18,13 +18,11 @@ from asyncrl.config.keys import OPTIONS
 from asyncrl.config.refusals import refusal_of
 from asyncrl.config.schema import OldGroupsConfig, ReplayConfig, SamplerConfig
 from asyncrl.errors import ConfigError
+from asyncrl.replay.from_config import wait_s
 
 TREATMENT_NAMES = ("evict", "wait", "mask", "both")
 """The treatments of groups that become too old: they are thrown away, waited for, trained without their old tokens, or
 first waited for and then trained without their old tokens."""
-WAIT_S = 5.0
-"""The wait for old groups, in seconds, if a forecast has a wait but the run has none."""
-
 Count = Annotated[int, Meta(ge=1, le=10**12)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -104,7 +102,7 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     oversample: Annotated[float, Meta(ge=1, le=1e6)] = 1.0
     sampler: str = "oldest"
     spare_batches: Annotated[float, Meta(ge=0)] | None = 0.5
-    wait_s: Seconds = 0.0
+    wait_s: Seconds | None = None
     masks_old: bool = False
     filter_zero_variance: bool = False
 
@@ -113,25 +111,34 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}")
         if self.sampler not in (known := OPTIONS["replay.sampler.kind"].choices):
             raise ValueError(f"sampler {self.sampler!r} must be one of {', '.join(known)}")
-        replay = ReplayConfig(
+        for conflict in old_groups_conflicts(replay := self.replay):
+            raise ValueError(refusal_of(conflict, lambda key: attrgetter(key.removeprefix("replay."))(replay)))
+
+    @property
+    def replay(self) -> ReplayConfig:
+        """The configuration of a replay of these sizes."""
+        return ReplayConfig(
             max_lag=self.max_lag,
+            oversample=self.oversample,
+            spare_batches=self.spare_batches,
             sampler=SamplerConfig(self.sampler, max_times_sampled=self.max_times_sampled),
             old_groups=OldGroupsConfig(self.wait_s, self.masks_old),
         )
-        for conflict in old_groups_conflicts(replay):
-            raise ValueError(refusal_of(conflict, lambda key: attrgetter(key.removeprefix("replay."))(replay)))
 
     @property
     def treatment(self) -> str:
         """The name of the treatment of groups that become too old, one of TREATMENT_NAMES."""
-        return {(0, 0): "evict", (1, 0): "wait", (0, 1): "mask", (1, 1): "both"}[bool(self.wait_s), self.masks_old]
+        waits = wait_s(self.replay) != 0
+        return {(0, 0): "evict", (1, 0): "wait", (0, 1): "mask", (1, 1): "both"}[waits, self.masks_old]
 
     def treated(self, treatment: str, max_lag: int | None = None) -> Self:
         """The sizes with another treatment of groups that become too old, and with another `max_lag` if it is given. A
-        wait that was 0 becomes WAIT_S. Raises ValueError: `asyncrl train` would refuse the combination."""
+        wait that was 0 becomes as long as a step. Raises ValueError: `asyncrl train` would refuse the combination."""
         lag = self.max_lag if max_lag is None else max_lag
         waits, masks = treatment in ("wait", "both"), treatment in ("mask", "both")
-        return replace(self, max_lag=lag, wait_s=(self.wait_s or WAIT_S) if waits else 0.0, masks_old=masks)
+        found = replace(self, max_lag=lag, wait_s=(self.wait_s or None) if waits else 0.0, masks_old=masks)
+        # Where no wait is possible, the default means no wait, and only a number of seconds is refused.
+        return found if found.treatment == treatment else replace(found, wait_s=1.0)
 
     @property
     def gpus(self) -> int:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from asyncrl.capacity.description import Sizes
-from asyncrl.config.schema import ReplayConfig, SamplerConfig
 from asyncrl.replay import protocol
 from asyncrl.replay.batches import cohorts
 from asyncrl.replay.batches.sampling import Filters
 from asyncrl.replay.batches.selection import Selection
-from asyncrl.replay.from_config import sampler, spare_batches
+from asyncrl.replay.from_config import sampler, spare_batches, wait_s
 from asyncrl.replay.messages import Call
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
@@ -155,7 +154,6 @@ def simulated_settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
     admission = Admission(
         sizes.max_lag, sizes.batch_size * sizes.publish_every, sizes.max_times_sampled, sizes.oversample
     )
-    sampling = SamplerConfig(kind=sizes.sampler, max_times_sampled=sizes.max_times_sampled)
     return ReplaySettings(
         admission=admission,
         feed=Feed(rows, seed, shuffle=True),
@@ -167,9 +165,9 @@ def simulated_settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
         temperature=1.0,
         high_water_bytes=MAX_STORE_BYTES,
         filters=Filters(zero_variance=sizes.filter_zero_variance),
-        sampler=sampler(sampling),
-        spare_batches=spare_batches(ReplayConfig(sampler=sampling, spare_batches=sizes.spare_batches)),
-        wait_s=sizes.wait_s,
+        sampler=sampler(sizes.replay.sampler),
+        spare_batches=spare_batches(sizes.replay),
+        wait_s=wait_s(sizes.replay),
         masks_old=sizes.masks_old,
         seed=seed,
     )

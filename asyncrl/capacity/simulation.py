@@ -300,7 +300,7 @@ class _Simulation:
                 self._actors.wake()
                 woken = self._learner.wait()
                 # The limit of a wait for old groups ends without an event.
-                yield woken if not self._sizes.wait_s else woken | self._environment.timeout(LOOK_S)
+                yield woken if self._sizes.wait_s == 0 else woken | self._environment.timeout(LOOK_S)
             self._plans.append(plan)
             self._next_step = step + 1
             self._plan_ahead()

@@ -64,7 +64,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         sampler=sampler(replay.sampler),
         reissue_evicted=replay.reissue_evicted,
         spare_batches=spare_batches(replay),
-        wait_s=replay.old_groups.wait_s,
+        wait_s=wait_s(replay),
         masks_old=replay.old_groups.mask,
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
@@ -141,6 +141,12 @@ def spare_batches(config: ReplayConfig) -> float | None:
     """The number of batches that may be complete in addition to the learner's batch. `None`: only `max_lag` limits how
     far episodes run ahead of the learner."""
     return config.spare_batches if config.can_pace else None
+
+
+def wait_s(config: ReplayConfig) -> float | None:
+    """The longest wait for old groups. 0: no step waits; `None`: as long as a step takes."""
+    given = config.old_groups.wait_s
+    return given if given is not None or config.can_wait else 0.0
 
 
 def open_store(replay: ReplayConfig, run_dir: Path) -> Store:

@@ -93,10 +93,10 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     elif cause == "old_groups":
         lag, old = settings.replay.max_lag, settings.replay.old_groups
         kept = "" if old.mask else ", with replay.old_groups.mask=true, which trains what the shorter wait leaves"
-        yield (
-            f"{idle} {_WAITS_FOR[cause]}: raise replay.max_lag from {lag} to {lag + 1}, or lower "
-            f"replay.old_groups.wait_s from {old.wait_s:g}{kept}"
-        )
+        shorter = "set replay.old_groups.wait_s=0"
+        if old.wait_s is not None:
+            shorter = f"lower replay.old_groups.wait_s from {old.wait_s:g}"
+        yield f"{idle} {_WAITS_FOR[cause]}: raise replay.max_lag from {lag} to {lag + 1}, or {shorter}{kept}"
     else:
         yield from _more_episodes(f"{idle} episodes", seen, settings)
 

@@ -72,9 +72,13 @@ BASE: Settings = {
 }
 """The settings of every run, sized for a core or two."""
 
-UNPACED: Settings = {"replay.sampler.kind": "fifo", "replay.spare_batches": None}
-"""Settings with which data become as old as the age bound allows. They are in no fingerprint, since results were
-measured before the keys existed."""
+UNPACED: Settings = {
+    "replay.sampler.kind": "fifo",
+    "replay.spare_batches": None,
+    "replay.old_groups.wait_s": 0.0,
+}
+"""Settings with which data become as old as the age bound allows, and too old groups are thrown away. They are in no
+fingerprint, since results were measured before the keys existed."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import yaml
 from msgspec.structs import replace
 
 from asyncrl.capacity.command import ForecastProgress, _cells, notes
-from asyncrl.capacity.description import WAIT_S, Rates, RunDescription, Sizes, TypicalEpisode, read_description
+from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
 from asyncrl.capacity.measured import decoding_times, describe
 from asyncrl.capacity.simulation import simulate
 from asyncrl.capacity.splits import splits
@@ -152,10 +152,13 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     assert call([str(file), "--max-lag", "1", "2", "--old-groups", "evict", "both", "--steps", "3", "--json"]) == 0
     sizes = [each["sizes"] for each in json.loads(capsys.readouterr().out)]
     assert [(each["max_lag"], each["wait_s"], each["masks_old"]) for each in sizes] == [
-        (lag, *treated) for lag in (1, 2) for treated in ((0.0, False), (WAIT_S, True))
+        (lag, *treated) for lag in (1, 2) for treated in ((0.0, False), (None, True))
     ]
     assert call([str(file), "--old-groups", "wait", "--steps", "3"]) == 0
-    assert "waits for old groups for at most 5 s. For another limit, change wait_s" in capsys.readouterr().out
+    assert (
+        "waits for old groups for at most the time of a step. For another limit, change wait_s"
+        in capsys.readouterr().out
+    )
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
     assert call(words) == 0
     forecasts = json.loads(capsys.readouterr().out)
@@ -174,7 +177,7 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (["--steps", "3", "RUN", "--from", "RUN"], "name one run"),
         (
             ["RUN", "--max-lag", "0", "--old-groups", "wait"],
-            "--old-groups wait --max-lag 0: replay.old_groups.wait_s=5.0 with replay.max_lag=0: every batch has only "
+            "--old-groups wait --max-lag 0: replay.old_groups.wait_s=1.0 with replay.max_lag=0: every batch has only "
             "groups of its own version; set the first key to 0. In a forecast, --old-groups evict sets this",
         ),
         (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are not a whole number of hosts"),

@@ -95,7 +95,7 @@ def test_old_groups_are_thrown_away_waited_for_or_masked(max_lag: int) -> None:
 def treated(how: str, max_lag: int) -> dict[str, Any]:
     """The sizes of a run with a treatment of old groups."""
     given = sizes(max_lag=max_lag).treated(how)
-    return {"max_lag": max_lag, "wait_s": 1e3 if given.wait_s else 0.0, "masks_old": given.masks_old}
+    return {"max_lag": max_lag, "wait_s": 0.0 if given.wait_s == 0 else 1e3, "masks_old": given.masks_old}
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ KEPT = (
         (
             starved("old_groups"),
             [
-                f"{WAITS} groups that would have become too old: raise replay.max_lag from 2 to 3, or lower "
-                "replay.old_groups.wait_s from 0, with replay.old_groups.mask=true, which trains what the shorter wait "
+                f"{WAITS} groups that would have become too old: raise replay.max_lag from 2 to 3, or set "
+                "replay.old_groups.wait_s=0, with replay.old_groups.mask=true, which trains what the shorter wait "
                 "leaves"
             ],
         ),

@@ -54,10 +54,12 @@ class SamplerConfig:
 class OldGroupsConfig:
     """The treatment of groups that are becoming too old for replay.max_lag."""
 
-    wait_s: float = option(
-        0.0,
+    wait_s: float | None = option(
+        None,
         "largest number of seconds for which a step waits for running groups that would otherwise become too old and "
-        "be thrown away (docs/replay.md#groups-that-become-too-old); 0: it does not wait",
+        "be thrown away (docs/replay.md#groups-that-become-too-old); null: as many as a step takes, but no wait with "
+        "replay.max_lag=0, another replay.sampler.kind than oldest, or replay.sampler.max_times_sampled above 1; 0: no "
+        "wait",
         "[0, inf)",
     )
     mask: bool = option(
@@ -141,6 +143,11 @@ class ReplayConfig:
         "replay folder of a finished run: the learner trains the recorded batches again, without actors",
         fixed="all batches of the run come from this store",
     )
+
+    @property
+    def can_wait(self) -> bool:
+        """True if a step may wait for groups that would become too old: it then trains them before all others."""
+        return self.max_lag > 0 and self.sampler.max_times_sampled == 1 and self.sampler.kind == "oldest"
 
     @property
     def can_pace(self) -> bool:

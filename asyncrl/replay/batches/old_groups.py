@@ -37,8 +37,10 @@ given its ticket to another actor.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store.records import GroupRecord, ReadyGroup, TicketRecord, TrajectoryRecord
@@ -49,6 +51,8 @@ FIRST_WAITED_FOR = "first_waited_for"
 """The counter that has the oldest version whose groups are waited for. Older groups were given up after a limit."""
 LIMITS_REACHED = "wait_limits_reached"
 """The counter of steps that were planned only because the wait had reached its limit."""
+STEPS = 8
+"""The number of last steps whose median time limits a wait if the settings have no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class OldWait:
 class OldGroups:
     """The waits of one shard. `clock` gives monotonic seconds.
 
-    After `ReplaySettings.wait_s` seconds of one step's wait, the step is planned, and its groups are never waited for
-    again, also after a restart. A restart of the replay begins the present wait again.
+    After `limit_s` seconds of one step's wait, the step is planned, and its groups are never waited for again, also
+    after a restart. A restart of the replay begins the present wait again.
     """
 
     def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
@@ -77,11 +81,30 @@ class OldGroups:
         self._clock = clock
         self._wanted = settings.batch_size // settings.group_size
         self._since: tuple[int, float] | None = None
+        self._reached: tuple[int, float] | None = None
+        self._waited_s = 0.0
+        self._step_s = deque[float](maxlen=STEPS)
+
+    @property
+    def limit_s(self) -> float:
+        """The longest wait: `ReplaySettings.wait_s`, or the median time of the last steps without their own waits. 0
+        before the first of them has ended."""
+        fixed = self._settings.wait_s
+        return fixed if fixed is not None else median(self._step_s or (0.0,))
+
+    def reached(self, step: int) -> None:
+        """Note that the learner has trained all steps before `step`."""
+        now = self._clock()
+        if self._reached is not None and step == self._reached[0]:
+            return
+        if self._reached is not None and step == self._reached[0] + 1:
+            self._step_s.append(now - self._reached[1] - self._waited_s)
+        self._reached, self._waited_s = (step, now), 0.0
 
     def wait(self, tx: Transaction, step: int, ready: Sequence[ReadyGroup]) -> OldWait | None:
         """The groups for which `step` must wait. `None` if it may be planned now. `ready` are the complete groups that
         are not too old."""
-        if not self._settings.wait_s or self._is_full(tx):
+        if not self.limit_s or self._is_full(tx):
             return None
         unfinished = [
             (name, group) for name, group in GroupRecord.all(tx) if group.training and not all(group.labelled)
@@ -139,7 +162,8 @@ class OldGroups:
         now = self._clock()
         if self._since is None or self._since[0] != step:
             self._since = step, now
-        if now - self._since[1] < self._settings.wait_s:
+        self._waited_s = now - self._since[1]
+        if self._waited_s < self.limit_s:
             return True
         tx.add(LIMITS_REACHED)
         tx.set(FIRST_WAITED_FOR, max(tx.counter(FIRST_WAITED_FOR), wait.newest + 1))
@@ -155,5 +179,5 @@ class OldGroups:
         groups = "the oldest group" if wait.groups == 1 else f"the {wait.groups} oldest groups"
         return (
             f"waits for {groups}, begun at version {wait.version}, for {duration(seconds)} of at most "
-            f"{duration(self._settings.wait_s)} (replay.old_groups.wait_s)"
+            f"{duration(self.limit_s)} (replay.old_groups.wait_s)"
         )

@@ -116,6 +116,7 @@ class Planning:
 
     def _reach(self, tx: Transaction, step: int) -> None:
         """Note that the learner has reached `step`."""
+        self._old_groups.reached(step)
         if tx.counter("learner_step") != step and step <= tx.count("plans"):
             tx.set("learner_step", step)
 

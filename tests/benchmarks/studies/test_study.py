@@ -96,6 +96,7 @@ def test_settings_become_words_of_the_command_line() -> None:
         "actor.max_turns=12",
         "replay.sampler.kind=fifo",
         "replay.spare_batches=null",
+        "replay.old_groups.wait_s=0.0",
         "learner.export=false",
         "critic.path=folder/policy",
         "data.eval=null",
@@ -127,4 +128,4 @@ def test_every_level_of_every_study_is_a_configuration(name: str) -> None:
 def test_the_package_lists_the_study_of_each_of_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     listed = [line.split(":")[0].rpartition(".")[2] for line in capsys.readouterr().out.splitlines()]
-    assert listed == ["age", "guards", "mismatch", "process_rewards", "reuse", "wall_clock", "waste"]
+    assert listed == ["age", "guards", "long_tasks", "mismatch", "process_rewards", "reuse", "wall_clock", "waste"]

@@ -23,7 +23,7 @@ BATCH, GROUP = 4, 2
 FOREVER = 1e9
 
 
-def waiting(folder: Path, max_lag: int = 1, wait_s: float = FOREVER, **changes: Any) -> Core:
+def waiting(folder: Path, max_lag: int = 1, wait_s: float | None = FOREVER, **changes: Any) -> Core:
     options = {"admission": Admission(max_lag, BATCH), "sampler": Oldest(), "wait_s": wait_s, **changes}
     return Core(folder, make_settings(**options))
 
@@ -98,6 +98,38 @@ def test_after_its_limit_the_step_is_planned_and_the_same_groups_are_not_waited_
     play(core, core.tickets(4, holding=[each.id for each in hung]))
     assert core.plan(3) is not None, "these groups are given up"
     assert core.status()["wait_limits_reached"] == 1
+
+
+def test_without_a_limit_in_seconds_a_step_waits_as_long_as_the_last_steps_took_without_their_waits(
+    tmp_path: Path,
+) -> None:
+    core = waiting(tmp_path, wait_s=None)
+    hung: list[Ticket] = []
+    for step, trains_s in enumerate((5.0, 7.0, 90.0)):
+        play(core, core.tickets(8 if not step else 4, holding=[each.id for each in hung]))
+        assert core.plan(step) is not None
+        core.now += trains_s
+        core.publish(step + 1)
+    hung = core.tickets(4)
+    play(core, [])
+    assert core.plan(3) is not None, "one batch is complete, and the others may follow"
+    core.now += 7.0
+    core.publish(4)
+    play(core, core.tickets(4, holding=[each.id for each in hung]))
+    assert core.plan(4) is None
+    core.now += 6.9
+    assert core.plan(4) is None
+    core.now += 0.2
+    assert core.plan(4) is not None, "the median of 5, 7, 90 and 7 is 7"
+    assert core.status()["wait_limits_reached"] == 1
+
+
+def test_without_a_limit_in_seconds_no_step_waits_before_the_time_of_a_step_is_known(tmp_path: Path) -> None:
+    core = waiting(tmp_path, wait_s=None)
+    step_with_a_straggler(core)
+    core.restart()
+    assert core.plan(1) is not None
+    assert core.status()["wait_limits_reached"] == 0
 
 
 @pytest.mark.parametrize("restarts", [False, True])
