@@ -1,9 +1,10 @@
 """Measures how much time the learner saves by computing a group's prompt once.
 
 The members of a group have a common prompt and different answers. The models are Qwen3 shapes with random weights. A
-step has one update, in the passes of the learner's schedule. Rates count the tokens of whole sequences, including the
-shared tokens. Times are medians of `--runs` steps after a warm-up step: wall-clock time with an idle GPU at both ends,
-or processor time on the CPU.
+step has one update, in the passes of the learner's schedule.
+
+Rates count the tokens of whole sequences, including the shared tokens. Times are medians of `--runs` steps after a
+warm-up step: wall-clock time with an idle GPU at both ends, or processor time on the CPU.
 
 `--errors` computes one group in float32 without sharing, and in the GPU's dtype with and without sharing. It prints how
 much the latter two differ from float32: the largest difference of log-probs, and the relative norm of the gradient's

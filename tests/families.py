@@ -55,7 +55,7 @@ _YARN: dict[str, Any] = {
         "mscale_all_dim": 1.0,
     }
 }
-"""As in DeepSeek's own models; SGLang on the CPU computes their rotary embeddings in no other way."""
+"""The settings of DeepSeek's own models; SGLang on the CPU computes their rotary embeddings in no other way."""
 _SOFTMAX: dict[str, Any] = {"moe_layer_freq": 1, "topk_method": "greedy", "scoring_func": "softmax"}
 _SIGMOID: dict[str, Any] = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from asyncrl.types import DEMONSTRATED, Finish, Labels, Role, RunIdentity, Step,
 TOO_LARGE = 1 << 8 * MAX_INTEGER_BYTES
 """An integer that no message can carry."""
 GENEROUS_S = 240
-"""How long a test waits for what must come: below pytest's own limit, and far above what a slow, busy machine needs."""
+"""The limit for what a test waits for: below pytest's own limit, and far above what a slow, busy machine needs."""
 OWN_RUN = RunIdentity("run", "its id")
 
 
@@ -78,14 +78,14 @@ def make_trajectory(
 
 
 def make_demonstration(ticket: Ticket | None = None, length: int = 8, **changes: Any) -> Trajectory:
-    """What an actor makes of a task's demonstration: a prompt and an answer of one half each."""
+    """Make the trajectory of a task's demonstration as an actor does: one half is the prompt, the other the answer."""
     versions = np.where(np.arange(length) >= length // 2, DEMONSTRATED, -1).astype(np.int32)
     shown: dict[str, Any] = {"logprobs": np.zeros(length, np.float32), "finish": Finish.DEMONSTRATION}
     return make_trajectory(ticket, length=length, versions=versions, **{**shown, **changes})
 
 
 def make_played(ticket: Ticket, version: int = 0, **changes: Any) -> Trajectory:
-    """What an actor delivers for a ticket: an episode of a policy version, or the demonstration that it asks for."""
+    """Make the trajectory that an actor delivers for a ticket: an episode of a policy version, or a demonstration."""
     if ticket.task.demonstration:
         return make_demonstration(ticket, **changes)
     return make_trajectory(ticket, version, **changes)
@@ -128,7 +128,7 @@ async def async_until(condition: Callable[[], Any], seconds: float = GENEROUS_S)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended. One whose parent has not asked for its status yet is a zombie, and has ended."""
+    """Return whether a process has ended. A zombie, whose parent has not asked for its status yet, has ended."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -136,7 +136,7 @@ def has_ended(pid: int) -> bool:
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended. Zombies have, and a process that has the id of an ended one is another."""
+    """Return the processes that have not ended. A zombie has ended, and so has a process whose id another one got."""
     return [each for each in processes if each.is_running() and not has_ended(each.pid)]
 
 

@@ -61,7 +61,7 @@ FAMILIES: dict[str, Any] = MIXTURES | {
 }
 """Also those that only tests of the learner's experts and routers take."""
 BIASED = ("glm4_moe", "deepseek_v3")
-"""Those whose routers have a persistent buffer, `e_score_correction_bias`."""
+"""The families whose routers have a persistent buffer, `e_score_correction_bias`."""
 
 
 def mixture(family: str, seed: int = 0, **more: Any) -> Any:

@@ -1,12 +1,12 @@
 """The rules of plain English that a machine can hold: `python -m tests.plain_english [PATH...]` lists what breaks one.
 
-CONTRIBUTING.md has the rules for people. `make check` runs this over the package and the pages; without a path, over
-all of them.
+CONTRIBUTING.md has the rules for people. `make check` runs this without a path, which reads all files of `CHECKED`.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import sys
@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-CHECKED = ("asyncrl", "docs", "examples", "README.md", "CONTRIBUTING.md")
+CHECKED = (
+    *("asyncrl", "docs", "examples/*.py", "examples/*/*.md"),
+    *("tests/**/*.py", "benchmarks/**/*.py", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+)
+"""Patterns of the files and folders that are read without a path: Python files, and pages in Markdown."""
 FIRST = re.compile(
     r"(what|whether|how|as|of|those|which|where|who|whose|when|if|in|for|with|from|to|by|on|at|that|its|their|it|they"
     r"|them|these|there|behind|beside|nothing)\b",
@@ -28,8 +32,10 @@ IDIOM = re.compile(r"\b(behind|besides?|anew|whoever|whatever|nobody|gone|stands
 LONGEST = 30
 """Words of a sentence."""
 MOST_SENTENCES = 4
-"""Of a paragraph in the docstring of a module."""
+"""Sentences of a paragraph in the docstring of a module."""
 
+_BLOCK = re.compile(r"(?<=\n\n)(?: {4,}.*(?:\n|\Z))+")
+"""A block of code in a docstring: a paragraph whose lines are all indented."""
 _CODE = re.compile(r"``[^`]+``|`[^`]+`|https?://\S+|\[([^\]]*)\]\([^)]*\)|<[^>]*>")
 _BREAK = re.compile(r"(?<=[.!?:;])[\"')]*\s+|\n\s*\n|\n\s*(?=[-*|]|\d+\. )")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
@@ -48,7 +54,7 @@ class Fault(NamedTuple):
 
 
 def faults_of_code(path: Path) -> Iterator[Fault]:
-    """The faults of a Python file: its docstrings, comments and the texts that it shows."""
+    """The faults of a Python file: its docstrings, comments and the texts that it shows. A test's texts are data."""
     source = path.read_text()
     tree = ast.parse(source)
     docstrings = set()
@@ -63,6 +69,8 @@ def faults_of_code(path: Path) -> Iterator[Fault]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield from _faults(path, token.start[0], token.string.lstrip("#: "))
+    if (ROOT / "tests").resolve() in path.resolve().parents:
+        return
     shown = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.lineno not in docstrings)
     for node in shown:
         if isinstance(node.value, str) and node.value.count(" ") > 2:
@@ -87,13 +95,14 @@ def faults_of_page(path: Path) -> Iterator[Fault]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[tuple[str, int, bool]]:
-    """The docstring of a module, a class or a function, and the texts below the fields of its body."""
+    """The docstring of a module, a class or a function, and the texts below the fields of its body, without code."""
     body = getattr(node, "body", None)
     if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or not body:
         return
     for index, each in enumerate(body):
         if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str):
-            yield each.value.value, each.value.lineno, index == 0 and isinstance(node, ast.Module)
+            text = _BLOCK.sub("", inspect.cleandoc(each.value.value))
+            yield text, each.value.lineno, index == 0 and isinstance(node, ast.Module)
 
 
 def _long_paragraphs(path: Path, line: int, text: str) -> Iterator[Fault]:
@@ -125,10 +134,9 @@ def faults_of(path: Path) -> list[Fault]:
 
 
 def main(arguments: list[str]) -> int:
-    """List the faults of the named paths; the status is 1 where there are any."""
-    paths = [Path(each) for each in arguments] or [
-        ROOT / each for each in ("asyncrl", "docs", "README.md", "CONTRIBUTING.md")
-    ]
+    """List the faults of the named paths, by default of `CHECKED`; the status is 1 where there are any."""
+    named = [Path(each) for each in arguments]
+    paths = named or [path for pattern in CHECKED for path in sorted(ROOT.glob(pattern))]
     found = [fault for path in paths for fault in faults_of(path)]
     sys.stdout.write("".join(f"{fault}\n" for fault in found))
     return bool(found)

@@ -3,8 +3,9 @@
     python -m tests.repeated --runs 20 --cores 2 -- PYTEST_ARGUMENTS
 
 Each run has a set of `--cores` CPUs. `--at-once` runs go at the same time, by default one on each set. With more, runs
-share their set, so that its CPUs are kept busy. The output of a run is in runs/repeated/NUMBER.log.
-`make test-repeated` gives the arguments of `make test`.
+share their set, so that its CPUs are kept busy.
+
+The output of a run is in runs/repeated/NUMBER.log. `make test-repeated` gives the arguments of `make test`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from queue import SimpleQueue
 
 LOGS = Path("runs/repeated")
 FAILED = ("FAILED ", "ERROR ")
-"""How the lines of pytest's summary begin that name a test without success."""
+"""The beginnings of the lines in pytest's summary that name a test without success."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

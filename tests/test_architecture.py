@@ -252,7 +252,7 @@ def _loaded(report: str) -> set[str]:
 
 @cache
 def _started_with() -> set[str]:
-    """What this Python loads before any program: packages of its environment may hook into its start."""
+    """Return what this Python loads before any program: packages of its environment may hook into its start."""
     output = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "pass"], capture_output=True, text=True, check=True
     )

@@ -1,5 +1,5 @@
-"""The codec: what is encoded comes back bit for bit, and whatever else arrives is refused with a reason, and costs no
-more than its bytes."""
+"""The codec: what is encoded comes back bit for bit. Everything else is refused with a reason, and costs no more than
+its bytes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 
 def received(body: bytes = b"\x80", layout: Any = (), *frames: bytes) -> Message:
-    """What a side reads that another one sent with a packed body."""
+    """Decode a message that another side sent with a packed body."""
     return decode([header(body, layout), *frames])
 
 

@@ -96,7 +96,7 @@ TEMPLATE = """\
     {%- endif %}
 {%- endfor %}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt }}"""
-"""Of Qwen3-VL's form: it shows images in results of tools, too."""
+"""A chat template of Qwen3-VL's form: it shows images in results of tools, too."""
 
 
 def vision_tokenizer() -> Any:
@@ -108,7 +108,7 @@ def vision_tokenizer() -> Any:
 
 
 def vision_model(family: str, seed: int = 0) -> Any:
-    """A model with large weights, whose tokens are those of the demo's tokenizer, and ids for images behind them."""
+    """A model with large weights, whose tokens are those of the demo's tokenizer, followed by ids for images."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, text_config=_TEXT, vision_config=_VISION | _TOWERS[family], **_ids())
     return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
@@ -124,7 +124,7 @@ def save_vision_model(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -
 
 
 def vision_desk(folder: Path, family: str = "qwen2_5_vl") -> ImageDesk:
-    """What reads the images of messages for such a model, which is saved in `folder`."""
+    """Save such a model in `folder`, and return the desk that reads the images of messages for it."""
     reader = ImageReader.of(ModelConfig(str(save_vision_model(folder, family))), ImagesConfig())
     shape = vision_shape(vision_model(family).config)
     assert shape is not None
@@ -155,7 +155,7 @@ def shown_in_turns(
     exchanges: Sequence[tuple[Sequence[int | bytes], Sequence[int]]],
     **fields: Any,
 ) -> Trajectory:
-    """An episode of several answers, each behind its prompt or its result of a tool, with digests as in `shown`."""
+    """An episode of several answers, each after its prompt or its result of a tool, with digests as in `shown`."""
     tokens: list[int] = []
     spans, digests = [], []
     turns: list[Turn] = []

@@ -1,4 +1,4 @@
-"""Which correction holds at which age of the data?
+"""Compares corrections on data of several ages: which of them holds at which age?
 
 Each age bound has as many episodes in flight as it admits, (max_lag + 1) batches, so that data become as old as
 allowed. `max_lag=0` is synchronous training.

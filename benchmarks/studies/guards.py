@@ -1,4 +1,4 @@
-"""What do the guards show while a policy learns what its scorer likes?
+"""Shows what the guards report while a policy learns what its scorer likes.
 
 Scorers and methods are those of `process_rewards` at its longest horizon. With `outcome` nothing trains on the scores.
 A run takes only minutes, so the window of the alarm is shorter than by default.

@@ -1,4 +1,4 @@
-"""Which correction repairs what, if engine and learner do not compute the same?
+"""Compares what each correction repairs if engine and learner do not compute the same.
 
 The learner computes in float32, and the engine in float32, bfloat16, or with matrices rounded to int8 or int4. With
 kept keys an episode continues after an update of the weights with its old keys and values, as with

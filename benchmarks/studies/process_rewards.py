@@ -1,4 +1,4 @@
-"""At which horizon and with how good a scorer do process rewards pay, and where are they hacked?
+"""Finds at which horizon and with how good a scorer process rewards pay, and where they are hacked.
 
 The scorer (`asyncrl/commands/demo/ladder/judge.py`) computes the right scores, with a share of errors by its level.
 Here repeated steps are right, since a call names only an operator. So the guards against repeated steps are off.

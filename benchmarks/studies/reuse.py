@@ -1,4 +1,4 @@
-"""What do reuse of groups, the order of sampling and the choice of groups do to samples and time?
+"""Measures what reuse of groups, the order of sampling and the choice of groups do to samples and time.
 
 `samples` counts each use of a trajectory. With r uses only one sample of r was generated.
 

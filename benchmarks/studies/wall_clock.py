@@ -1,4 +1,4 @@
-"""How long does asynchronous training take to the accuracy that synchronous training reaches, on the same machine?
+"""Measures how long asynchronous training takes to the accuracy of synchronous training, on the same machine.
 
 Each age bound has as many episodes in flight as it admits, as in `age`. The figure is seconds, so run the study on an
 idle machine, with two cores for each run at a time.

@@ -1,4 +1,4 @@
-"""Which admission throws least away at equal idleness?
+"""Compares how much each admission throws away at equal idleness.
 
 An actor runs all episodes that the age bound admits, or 64 at once, or the replay paces them (`replay.spare_batches`).
 Batches take the groups that were complete first, or the oldest. Episodes differ in length, and some tool calls are

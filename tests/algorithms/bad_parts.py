@@ -61,7 +61,7 @@ class Floats(Correction):
 
 
 class Asks(SequenceAdvantage):
-    """It is right, and reads a score that only the rules of a run give."""
+    """A correct part, which reads a score that only a run's rules give."""
 
     name = "asks"
     reads = ("style",)

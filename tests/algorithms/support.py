@@ -169,7 +169,7 @@ def totals_of(tokens: Tokens, episodes: Episodes | None = None) -> Totals:
 
 
 def rows(tokens: Tokens, members: Sequence[int]) -> Tensor:
-    """Where the tokens of these sequences lie, in that order of sequences."""
+    """Return the indices of the tokens of these sequences, in the order of `members`."""
     return torch.cat([(tokens.sequence == member).nonzero().squeeze(1) for member in members])
 
 

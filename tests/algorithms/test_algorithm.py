@@ -1,4 +1,4 @@
-"""What every composition promises, whatever its parts."""
+"""The promises that every composition keeps, no matter which parts it has."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ several = settings(max_examples=15, deadline=None)
 
 
 def turns_of(tokens: Tokens) -> Iterator[list[list[int]]]:
-    """For each sequence its turns, as lists of the places of their tokens."""
+    """Yield the turns of each sequence, each turn as the list of its tokens' indices."""
     mask, sequence = tokens.mask.tolist(), tokens.sequence.tolist()
     for row in sorted(set(sequence)):
         turns: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""What the configuration may say, and what it hears when it may not."""
+"""The algorithms that a configuration may compose, and the errors for those that it may not."""
 
 from __future__ import annotations
 

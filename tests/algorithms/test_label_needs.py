@@ -1,4 +1,4 @@
-"""What an algorithm needs of labels, and that nothing in labels which meet this makes a step raise."""
+"""The labels that an algorithm needs. Labels that meet these needs never make a step raise."""
 
 from __future__ import annotations
 

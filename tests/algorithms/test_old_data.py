@@ -146,7 +146,7 @@ def far_updates(seed: int) -> Updates:
 
 
 def by_sequence(updates: Updates) -> list[list[tuple[float, float, float]]]:
-    """For each sequence its tokens, as (log pi, log mu, A)."""
+    """Return the tokens of each sequence, as (log pi, log mu, A)."""
     columns = (updates.logprobs, updates.behaviour, updates.advantages)
     tokens, found = list(zip(*(each.tolist() for each in columns), strict=True)), []
     for length in updates.view.sequences.lengths.tolist():

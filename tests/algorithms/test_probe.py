@@ -1,4 +1,4 @@
-"""What a user hears about a mistake in a part before the run starts."""
+"""A mistake in a part of an algorithm is reported before the run starts."""
 
 from __future__ import annotations
 

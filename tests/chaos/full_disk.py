@@ -1,9 +1,10 @@
 """`unshare -Urm python -m tests.chaos.full_disk SMALL OTHER`: a run whose folder is on a small disk that fills up.
 
-SMALL becomes a small file system of its own. It is full twice, and each time the run goes on once there is room again.
-The first time no process ends, whoever looks at the run is told what holds it up, and episodes are delivered soon after
+A small file system is mounted at SMALL. It is filled twice, and each time the run goes on once there is room again.
+
+The first time no process ends, and a look at the run tells that the disk is full. Episodes are delivered soon after
 there is room: how soon is printed. The second time the replay and a scorer are killed too, and every other process must
-be the same afterwards. Status 0 says that all of it was so.
+go on without a restart. The exit status 0 says that all of this was so.
 """
 
 from __future__ import annotations

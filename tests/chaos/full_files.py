@@ -42,7 +42,7 @@ from tests.replay.support import make_settings
 
 
 class Warnings(BufferingHandler):
-    """What was logged."""
+    """A log handler that keeps what was logged."""
 
     @property
     def messages(self) -> list[str]:

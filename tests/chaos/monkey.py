@@ -112,7 +112,7 @@ class Monkey:
             self._kill(pid)
 
     def _alive(self) -> dict[str, int]:
-        """The roles and the learner's ranks that nobody has killed yet, by name."""
+        """Return the processes of the roles and of the learner's ranks that it has not killed yet, by name."""
         return {name: pid for name, pid in self._run.processes().items() if pid not in self._killed}
 
     def _continue(self, now: float) -> None:

@@ -15,8 +15,10 @@ WITNESS_VARIABLE = "ASYNCRL_TEST_WITNESS"
 
 
 def coin(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """A reward that depends on the trajectory's id alone; one in fifty cannot be judged. Whatever is judged was
-    accepted, so its id is written down where the monkey looks."""
+    """Return a reward that depends on the trajectory's id alone; one trajectory in fifty cannot be judged.
+
+    A judged trajectory was accepted, so its id is written to the file that the monkey reads.
+    """
     witness = os.environ.get(WITNESS_VARIABLE)
     if witness and trajectory.group_id != TRIAL_GROUP:
         with Path(witness).open("a") as file:

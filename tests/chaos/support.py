@@ -90,7 +90,7 @@ class ReplayProcess(Target):
         return client
 
     def status(self, **options: Any) -> dict[str, Any]:
-        """Its status, as a client with these `options` gets it."""
+        """Return the status of the replay, as a client with these `options` gets it."""
         with closing(self.client("observer", give_up_s=GENEROUS_S, **options)) as client:
             return dict(client.status())
 
@@ -98,12 +98,12 @@ class ReplayProcess(Target):
         until(lambda: text in self.log())
 
     def fails_with(self, message: str) -> None:
-        """It ends by itself with status 1, and its last line says `message`."""
+        """Wait until the process ends by itself. Fails unless its status is 1 and its last line has `message`."""
         assert self.process.wait(GENEROUS_S) == 1, self.log()
         assert re.search(message, self.log().splitlines()[-1]), self.log()
 
     def limit_file_size(self, size: int | None) -> None:
-        """Writes behind `size` bytes fail from now on, as on a full disk; None lifts the limit."""
+        """Let writes beyond `size` bytes of a file fail from now on, as on a full disk. None lifts the limit."""
         _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
@@ -119,7 +119,7 @@ def flip(file: Path, pattern: bytes, offset: int) -> None:
 
 
 def read_or_refuse(store: Path) -> dict[str, Any]:
-    """What another process makes of a store: its `status`, and the `values` it could read or the `error` it gave."""
+    """Read a store in another process. Return its exit `status`, and the `values` that it read or the `error`."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.read_store", str(store)],
         capture_output=True,

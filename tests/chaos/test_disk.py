@@ -70,7 +70,7 @@ class Delivery:
 
 
 def label_all(scorer: ReplayClient, count: int) -> set[str]:
-    """Label whatever waits until there were `count` at least; their ids."""
+    """Label waiting trajectories until there were at least `count`. Return their ids."""
     done: set[str] = set()
     while len(done) < count:
         names = [lease.trajectory.id for lease in scorer.lease(["rules"], 100, 1 << 30)]
@@ -80,7 +80,7 @@ def label_all(scorer: ReplayClient, count: int) -> set[str]:
 
 
 def train(replay: ReplayProcess, steps: range) -> None:
-    """Label whatever waits, and let a learner train and release `steps`."""
+    """Label waiting trajectories, and let a learner train and release `steps`."""
     scorer, learner = replay.client("s"), replay.client("l")
     for step in steps:
         while (plan := learner.plan(step)) is None:

@@ -1,4 +1,4 @@
-"""A small file system of its own that is full: nobody dies of it, and the run goes on once there is room."""
+"""A run on a small file system that is full: no process ends, and the run goes on once there is room."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LENGTH = 8192
 LONG = (f"actor.max_tokens={LENGTH}", f"engine.max_length={LENGTH}")
 LEASE_S = 10.0
 MEMORY_BYTES = 96 << 20
-"""What a replay may need beyond what it has at rest, while one peer asks for a gigabyte and takes nothing."""
+"""The memory that a replay may need beyond that at rest, while one peer asks for a gigabyte and reads nothing."""
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_producer_that_floods_costs_bounded_memory_and_holds_up_nobody(replay:
 
 
 def flood(endpoint: str, stop: threading.Event) -> None:
-    """Trajectories that nobody asked for, as fast as they are taken; no answer is ever read."""
+    """Send trajectories of unknown tickets, as fast as they are taken, and never read an answer."""
     made = encode(trajectory_message(make_trajectory(length=LENGTH, id="t999999999.0.0")))
     frames = encode_request(PutTrajectory(0), 1, RunIdentity("run"), made)
     with zmq.Context() as context:

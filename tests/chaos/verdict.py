@@ -1,7 +1,7 @@
-"""What a run must have kept to, read from its store and held against what others saw of it.
+"""Checks the promises of a run by its store, and by what witnesses and rules saw of it.
 
-Every accepted trajectory is trained, or thrown away and counted, or still there; none is in two plans; none was too old
-when it was planned; steps that were done twice did the same; and the weights are those of an undisturbed training.
+Every accepted trajectory is trained, or thrown away and counted, or still there. None is in two plans, and none was too
+old when it was planned. Steps that were done twice did the same. The weights are those of an undisturbed training.
 """
 
 from __future__ import annotations
@@ -108,6 +108,6 @@ def _weights(run_dir: Path) -> dict[str, bytes]:
 
 
 def _whole(files: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """What several ranks have of each tensor, put together."""
+    """Join the parts of each tensor that several ranks have."""
     parts = {name: [each[name] for each in files if name in each] for name in files[0]}
     return {name: found[0] if len(found) == 1 else torch.cat(found) for name, found in parts.items()}

@@ -1,6 +1,7 @@
 """An actor inside the monkey that keeps its own book of what the replay acknowledged, and misbehaves now and then.
 
-Its trajectories are made up. It delivers some twice, abandons some tickets, and starts anew without a farewell.
+Its trajectories are made up. It delivers some twice, abandons some tickets, and now and then starts again without
+notice.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ TASKS = 64
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a run trains: a model's folder and a file of tasks."""
+    """The folder of the model that a run trains, and the file of its tasks."""
 
     model: Path
     tasks: Path

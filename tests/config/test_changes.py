@@ -1,4 +1,4 @@
-"""What may change when a run resumes, and which values a step has."""
+"""The values that may change when a run resumes, and those that a step has."""
 
 from __future__ import annotations
 

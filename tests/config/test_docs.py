@@ -45,5 +45,5 @@ def test_a_page_names_only_keys_that_exist(path: Path) -> None:
 
 
 def _is_verls(key: str) -> bool:
-    """Whether verl has this key or section; the section of its name may be left out."""
+    """Return whether verl has this key or section. Sections at the beginning of its name may be left out."""
     return any(f".{key}." in f".{there}." for there in BY_KEY)

@@ -1,4 +1,4 @@
-"""What is said of an object that cannot be imported."""
+"""The errors for objects that cannot be imported."""
 
 from __future__ import annotations
 

@@ -151,8 +151,10 @@ def _port(folder: Path) -> str | None:
 
 
 def browse(url: str, visit: Callable[[Browser], Any]) -> Any:
-    """What `visit`, a coroutine function, gives of a browser that has opened the address. Fails on an error in the page
-    and on a request to another host."""
+    """Open the address in a browser, and return the result of `visit`, a coroutine function that gets the browser.
+
+    Fails on an error in the page and on a request to another host.
+    """
 
     async def act() -> Any:
         async with browser() as found:

@@ -39,7 +39,7 @@ def make_run(folder: Path, steps: int = 5, **changes: Any) -> Path:
 
 
 def served(folders: list[Path], visit: Callable[[int], Awaitable[T]]) -> T:
-    """What `visit` returns, which is given the port of a server that shows the runs."""
+    """Return the result of `visit`, which gets the port of a server that shows the runs."""
 
     async def serve() -> T:
         app = application(shown_runs(map(str, folders)), Access(PORT, TOKEN))
@@ -75,7 +75,7 @@ def answers(
 
 
 def answer(folders: list[Path], path: str, **how: Any) -> tuple[int, Mapping[str, str], bytes]:
-    """As `answers`, to one request."""
+    """Return the answer to one request, as `answers` does for several."""
     return answers(folders, [path], **how)[0]
 
 

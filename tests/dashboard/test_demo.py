@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 ROOT = Path(__file__).parents[2]
 STEPS = 5
 PREPARATION_S = 1200.0
-"""Where no demo is prepared, this one prepares it first, on a machine that may have much else to do."""
+"""The limit for the preparation of the demo, if none is prepared, on a machine that may have much else to do."""
 
 
 def test_the_demo_is_drawn_while_it_trains_and_after(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def text_of(part: dict[str, Any]) -> str:
 
 
 def played(turns: list[tuple[Role, str]], template: str = "") -> KeptEpisode:
-    """An episode of these turns, with the text `template` behind each."""
+    """An episode of these turns, with the text `template` after each."""
     tokens: list[int] = []
     spans = []
     for role, text in turns:

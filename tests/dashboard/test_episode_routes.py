@@ -16,7 +16,7 @@ from tests.runs.inspect.support import run_episodes
 
 
 def make_kept(folder: Path) -> Path:
-    """A run with kept episodes, whose tokens are those of the tokenizer beside its exported model."""
+    """A run with kept episodes, whose tokens are those of the tokenizer in the folder of its exported model."""
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder / "model")
     write_examples(folder, encode=tokenizer.encode)

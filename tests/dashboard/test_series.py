@@ -1,4 +1,4 @@
-"""What figures get of a metrics file: all rows of a short one, a sample of a long one, and only what is new."""
+"""The rows of a metrics file that figures get: all of a short file, a sample of a long one, and later only new ones."""
 
 from __future__ import annotations
 

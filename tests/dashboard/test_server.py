@@ -1,4 +1,4 @@
-"""Who gets an answer from the page's server, and what it tells of runs."""
+"""The requests that the page's server answers, and the content of its answers about runs."""
 
 from __future__ import annotations
 

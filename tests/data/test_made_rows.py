@@ -174,7 +174,7 @@ def test_sources_of_another_form_are_refused_by_name(monkeypatch: pytest.MonkeyP
 
 
 class FakeSplit:
-    """What `datasets` gives for a split, as far as it is used."""
+    """A stand-in for a split of `datasets`, with the methods that are used."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table

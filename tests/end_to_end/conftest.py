@@ -20,7 +20,7 @@ LONGEST_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs take minutes, and share the machine with whatever else is tested."""
+    """Give whole runs a longer limit: they take minutes, and share the machine with other tests."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(LONGEST_S))

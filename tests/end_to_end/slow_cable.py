@@ -20,7 +20,7 @@ from pathlib import Path
 CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
-"""From Linux's sched.h and if_tun.h."""
+"""Constants of Linux's sched.h and if_tun.h."""
 FRAME_BYTES = 1 << 16
 
 

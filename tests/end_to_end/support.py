@@ -22,11 +22,11 @@ from tests.helpers import GENEROUS_S, until
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
-"""Of two network namespaces."""
+"""The addresses of two network namespaces."""
 DEVICE = "veth0"
 """The network interface of each."""
 DELAY_S = 0.05
-"""How long a packet takes between hosts that are far from each other, one way."""
+"""The time that a packet takes one way between hosts that are far from each other."""
 
 
 def read_config(run_dir: Path) -> TrainConfig:
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What it has printed."""
+        """The text that it has printed."""
         self._output.flush()
         return Path(self._output.name).read_text()
 
@@ -88,7 +88,7 @@ class Run:
         return {name: pid for name, pid in self.processes().items() if name.startswith("learner-")}
 
     def kill(self, name: str) -> None:
-        """SIGKILL, which nobody can prepare for."""
+        """Send SIGKILL to a process, which cannot prepare for it."""
         os.kill(self.processes()[name], signal.SIGKILL)
 
     def newest_step(self) -> int:

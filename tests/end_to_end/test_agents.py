@@ -21,7 +21,7 @@ Start = Callable[..., Run]
 
 
 async def forgetful(task: Task, base_url: str, api_key: str) -> Mapping[str, float] | None:
-    """Begins anew with the expression that is left, as long as that is like those of the task."""
+    """Call the tool, and begin a new conversation with each result that still has more than one operator."""
     messages: list[Any] = [*task.messages]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
         while True:

@@ -39,7 +39,7 @@ def overrides(folder: Path, steps: int) -> list[str]:
 
 
 def check(run: Run, steps: int) -> None:
-    """What must hold of a run that is over."""
+    """Check what must hold of a run that is over."""
     lines = run.steps()
     assert [line["step"] for line in lines] == list(range(steps))
     assert {line["lag/max"] for line in lines} == {0}

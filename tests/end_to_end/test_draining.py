@@ -58,7 +58,7 @@ def log_of(run: Run, role: str) -> str:
 
 @pytest.fixture
 def gate(start: Callable[..., Run], tmp_path: Path) -> Iterator[Path]:
-    """The file that closes the gate. It is open when the run is stopped, whatever happens."""
+    """The file that closes the gate. The gate is open when the run is stopped, even if the test has failed."""
     yield tmp_path / "closed"
     (tmp_path / "closed").unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""docs/first_run.md works as it stands: its blocks, one after the other, in an empty folder."""
+"""The page docs/first_run.md works as it is: its blocks, one after the other, in an empty folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SHORT = {
     "eval_every: 5": "eval_every: 2",
     "  retention: all": "  retention: all\nnetwork:\n  replay_port: 0\n  weights_port: 0",
 }
-"""What makes the page's run a matter of seconds, for a policy that learns nothing, beside other runs."""
+"""The changes that make the page's run a matter of seconds, for a policy that learns nothing, and give it free
+ports."""
 QUICK_MODEL = """
 from pathlib import Path
 from asyncrl.commands.demo.prepare import Effort, make_policy

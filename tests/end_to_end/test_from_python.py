@@ -1,4 +1,4 @@
-"""A run from Python: in a thread beside the event loop of a notebook, with tables, and stopped by an interrupt."""
+"""A run from Python: in a thread apart from the event loop of a notebook, with tables, and stopped by an interrupt."""
 
 from __future__ import annotations
 

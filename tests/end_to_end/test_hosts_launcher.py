@@ -43,14 +43,14 @@ def on_hosts(namespaces: Sequence[str]) -> list[str]:
 
 
 def connect(namespaces: Sequence[str], connected: bool) -> None:
-    """Join the hosts again, or have each send its packets to a card that nobody has: neither hears of the loss."""
+    """Join the hosts again, or have each send its packets to a card that does not exist: neither hears of the loss."""
     for name, other in zip(namespaces, reversed(ADDRESSES), strict=True):
         change = ["del", other] if connected else ["replace", other, "lladdr", NOBODY, "nud", "permanent"]
         subprocess.run(["ip", "-n", name, "neigh", *change, "dev", DEVICE], check=True)
 
 
 def round_trip_s(namespace: str, address: str) -> float:
-    """How long a host takes to hear from the other that nobody listens at a port."""
+    """Return the time in which a host hears from the other that no process listens at a port."""
     command = ["ip", "netns", "exec", namespace, sys.executable, "-c", ROUND_TRIP, address]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -60,7 +60,7 @@ def scale(run: Run, actors: int) -> None:
 
 
 def roles(run: Run) -> set[str]:
-    """Those whose processes are known."""
+    """Return the roles whose processes are known."""
     told = json.loads((run.dir / "processes.json").read_text())
     return {name for name, role in told.items() if role["pid"]}
 

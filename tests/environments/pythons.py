@@ -1,6 +1,6 @@
 """Pythons with packages whose pins conflict with ours, or which are too large for everybody's environment.
 
-Each is a virtual environment in `.cache/environments/`, made when a test first needs it and kept: it is made anew where
+Each is a virtual environment in `.cache/environments/`, made when a test first needs it and kept. It is made again if
 its requirements have changed. `make clean` removes it.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / ".cache" / "environments"
 INSTALL_S = 240
-"""How long one may take to install: the largest takes 50 s on a quiet machine."""
+"""The limit for the installation of one environment: the largest takes 50 s on a quiet machine."""
 REASON_LINES = 3
 
 
@@ -28,7 +28,7 @@ class NotInstalledError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """What pip installs. `beside_ours` leaves our own packages visible behind these, so asyncrl can be imported."""
+    """The packages that pip installs. With `beside_ours` our own are found after these, so asyncrl can be imported."""
 
     requirements: Sequence[str]
     beside_ours: bool = False

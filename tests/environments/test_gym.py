@@ -26,7 +26,7 @@ Pythons = Callable[[str], Path]
 
 NUMBERS = range(1, 21)
 GAMES = {"textarena": "textarena:GuessTheNumber-v0", "gem": "gem:game:GuessTheNumber-v0-easy"}
-"""In both the game says whether a number, in brackets or in a box, is too high."""
+"""Two games that say whether a number, in brackets or in a box, is too high."""
 
 
 @pytest.fixture(autouse=True)

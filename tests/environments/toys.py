@@ -1,4 +1,4 @@
-"""Where the toy environments are, and which release of verifiers takes which."""
+"""The folder of the toy environments, and the one that each release of verifiers takes."""
 
 from __future__ import annotations
 

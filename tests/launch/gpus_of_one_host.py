@@ -1,4 +1,4 @@
-"""Which GPUs of one host each process sees: one table for every launcher. No GPU is needed: processes only tell."""
+"""The GPUs of one host that each process sees: one table for every launcher. No GPU is needed: processes only print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TELL = "import os; print('sees', os.environ.get('CUDA_VISIBLE_DEVICES'))"
 
 
 def make_config(folder: str, gpus: int, launcher: str = "local") -> TrainConfig:
-    """A run on one host with so many GPUs, whatever this machine has."""
+    """A run on one host with so many GPUs, no matter how many this machine has."""
     config = TrainConfig(
         run=RunConfig(name="run", dir=folder), model=ModelConfig(path="m"), engine=EngineConfig("sglang")
     )
@@ -30,10 +30,10 @@ def make_config(folder: str, gpus: int, launcher: str = "local") -> TrainConfig:
 
 
 def telling(name: str) -> RoleCommand:
-    """A process that stands for a role and writes into its log what it sees."""
+    """A process that takes the place of a role, and writes into its log which GPUs it sees."""
     return RoleCommand(name, [sys.executable, "-c", TELL])
 
 
 def seen(log: str) -> str:
-    """What a process has written."""
+    """Return the GPUs that a process has written into its log."""
     return next(line for line in log.splitlines() if line.startswith("sees")).removeprefix("sees").strip()

@@ -1,4 +1,4 @@
-"""Stands for `srun`, `scontrol` and `sbatch` on one machine, which do as Slurm's do, as far as a launcher notices.
+"""Stubs of `srun`, `scontrol` and `sbatch` for one machine, which do as Slurm's do, as far as a launcher notices.
 
 A step's tasks are processes here. SIGUSR1 and SIGUSR2 go on to them. SIGTERM kills them, without a chance to stop.
 """

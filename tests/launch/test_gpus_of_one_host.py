@@ -1,4 +1,4 @@
-"""The processes of one host see the same GPUs by whatever launcher they start; tests/ray has those of Ray."""
+"""The processes of one host see the same GPUs with every launcher. The tests with Ray are in tests/ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.launch.stub_slurm import write_programs
 
 
 def visible(gpus: int) -> list[str]:
-    """What a launcher or Slurm has made visible: no number of a GPU is its place."""
+    """Return GPUs as a launcher or Slurm makes them visible: by names that do not tell their positions."""
     return [f"GPU-{chr(ord('a') + number)}" for number in range(gpus)]
 
 

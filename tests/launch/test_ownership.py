@@ -99,7 +99,7 @@ def test_the_owner_on_another_host_is_known_by_the_shared_folder_alone(tmp_path:
     def ends() -> None:
         until(lambda: len(shown) == 2 and requests.arrived())
         asked.set()
-        # In the order of an owner that ends well: one that is gone before its request ended before it stopped.
+        # This is the order of an owner that ends well. An owner that leaves first has ended before it stopped.
         (tmp_path / "stopping").unlink()
         (tmp_path / "supervised").write_text("")
 

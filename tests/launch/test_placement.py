@@ -235,7 +235,7 @@ def overlap(one: PlacedRole, other: PlacedRole) -> bool:
 
 
 def check(config: TrainConfig, placement: Placement) -> None:
-    """What must hold of every placement on one host."""
+    """Check what must hold of every placement on one host."""
     (host,) = placement.hosts
     assert all(gpu in range(host.gpus) for role in placement.roles for gpu in role.gpus or ())
     assert all(role.threads >= 1 for role in placement.roles)
@@ -472,7 +472,7 @@ def test_processes_go_to_the_nodes_by_what_these_have_and_more_of_them_take_none
 
 @pytest.mark.parametrize("hosts", [[Host(4, 8), Host(2, 8), Host(6, 8)], [Host(2, 8), Host(8, 64), Host(1, 4)]])
 def test_actors_of_hosts_that_are_not_alike_keep_their_gpus_in_a_settled_run(hosts: list[Host]) -> None:
-    """Each embedded engine has a GPU of its own, also after the number of actors stands in the configuration."""
+    """Each embedded engine has a GPU of its own, also once the number of actors is written into the configuration."""
     config = TrainConfig(model=ModelConfig(path="m"))
     config.cluster.pools = {"train": {"nodes": 1}, "rollout": {"nodes": 2}}
     config.cluster.roles = {"actor": "rollout"}

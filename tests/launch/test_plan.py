@@ -1,4 +1,4 @@
-"""`asyncrl train --plan` for hosts that nobody asks."""
+"""The command `asyncrl train --plan` for hosts to which it does not connect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POOLS = {"train": {"nodes": 2, "gpus": 8, "cpus": 64}, "memory": {"gpus": 0, "cp
 
 
 def make_config(launcher: str, **cluster: object) -> TrainConfig:
-    """For a cluster that is not there."""
+    """The configuration of a run on a cluster that does not exist."""
     config = TrainConfig(model=ModelConfig(path="m"), engine=EngineConfig("sglang", launch=True))
     config.cluster.launcher, config.cluster.hosts = launcher, ["nowhere.invalid"] if launcher == "hosts" else []
     config.network.insecure = True

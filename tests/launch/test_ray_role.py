@@ -1,4 +1,4 @@
-"""What runs on a Ray cluster, without a cluster: a role as a child, and what is said where Ray is missing."""
+"""The parts for Ray clusters that need no cluster: a role as a child process, and the errors if Ray is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs beside a role on another host: the role ends when the launcher says so, or when nobody says anything."""
+"""The process that keeps a role on another host: the role ends when the launcher says so, or is silent for too long."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.helpers import GENEROUS_S, until
 
 
 def ask_and_update(folder: Path, scaler: Scaler) -> list[BaseException]:
-    """What `ask` raises while a supervisor polls."""
+    """Return the errors that `ask` raises while a supervisor polls."""
     raised: list[BaseException] = []
 
     def wish() -> None:

@@ -1,4 +1,4 @@
-"""A run as a job of Slurm, whose programs a stub stands for. tests/slurm has the real ones."""
+"""A run as a job of Slurm, with stubs of its programs. tests/slurm has the real ones."""
 
 from __future__ import annotations
 

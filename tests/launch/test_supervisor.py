@@ -1,4 +1,4 @@
-"""The supervisor: restarts what dies, gives up with the last lines, and leaves nobody behind."""
+"""The supervisor: it restarts roles that die, gives up with their last lines, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ sys.exit(0 if file.read_text().count("\\n") == 3 else 1)
 
 
 def test_only_the_learner_can_end_a_run_well(tmp_path: Path) -> None:
-    """Whoever asks another role to stop has it started again: without an actor the learner would wait for ever."""
+    """Other roles that are asked to stop are started again: without an actor the learner would wait for ever."""
     code = f"""
 import pathlib, sys
 file = pathlib.Path({str(tmp_path)!r}, "starts")
@@ -326,7 +326,7 @@ with activity.finishing("the checkpoint step-000001"):
 
 
 class OutOfReach:
-    """A role on a host that nobody can reach: it never seems to end."""
+    """A role on a host that cannot be reached: it never seems to end."""
 
     pid, host, identity, lease_s = 1, "away", None, 100.0
 

@@ -1,4 +1,4 @@
-"""What a killed supervisor has left at work: it ends before the run starts again."""
+"""The processes that a killed supervisor has left running: they end before the run starts again."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_process_that_has_ended_is_not_alive_even_if_nobody_has_asked_for_its_
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call is that of this architecture")
 def test_a_process_whose_main_thread_alone_has_ended_is_alive() -> None:
-    """As each process is for a moment after it was killed: it still has its ports."""
+    """Each process is in this state for a moment after it was killed: it still has its ports."""
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); ctypes.CDLL(None)"
     process = subprocess.Popen([sys.executable, "-c", f"{code}.syscall(60, 0)"])
     try:

@@ -1,8 +1,8 @@
 """The manifest for KubeRay has fields of KubeRay's published `ray.io/v1` only, with their types, and all required ones.
 
-The schema here was written by hand after rayjob_types.go and raycluster_types.go of ray-project/kuberay, from which its
-helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml is generated, and what a schema cannot say after its validation.go.
-Fields are required that any release since v1.1 requires.
+The schema here was written by hand after rayjob_types.go and raycluster_types.go of ray-project/kuberay. Its
+helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml is generated from these two files. The checks that a schema cannot
+express follow its validation.go. Fields are required that any release since v1.1 requires.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ POD = fields(
         volumes={"type": "array", "items": VOLUME},
     ),
 )
-"""Of a pod's template: what the manifest uses of it."""
+"""The schema of a pod's template, with the fields that the manifest uses."""
 HEAD = fields(
     ["rayStartParams", "template"],
     template=POD,

@@ -25,7 +25,7 @@ from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a run whose first version was published."""
+    """The folder of a run whose first version was published."""
     lock = LearnerLock(tmp_path, 0)
     lock.give_back(0)
     lock.close()
@@ -150,7 +150,7 @@ worker += "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", worker])
 time.sleep(600)
 """
-"""Its worker has much memory, which takes a while to free, and inherits no file."""
+"""A server whose worker has much memory, which takes a while to free, and inherits no file."""
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ class NotSupported(DriverError):  # noqa: N818 - as NVML's name for it
 
 @dataclass
 class Driver:
-    """As the module pynvml, for GPUs that are `models`; GPU i has i + 1 bytes taken, and is used by 10 (i + 1) %."""
+    """A stand-in for pynvml with the GPUs `models`. GPU i has i + 1 bytes taken, and is used by 10 (i + 1) %."""
 
     NVMLError = DriverError
     NVMLError_NotSupported = NotSupported

@@ -1,4 +1,4 @@
-"""A remote folder is copied to a host once, whole or not at all, whoever is killed meanwhile."""
+"""A remote folder is copied to a host once, whole or not at all, even if processes are killed meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of a run, of its neighbours and of nobody, and a peer that speaks to a socket as a stranger would."""
+"""Keys of a run, of other runs and of no run, and a peer that speaks to a socket as a stranger would."""
 
 from __future__ import annotations
 

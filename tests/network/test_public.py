@@ -42,7 +42,7 @@ def served(
     timeout_s: float = 20.0,
     check: CheckUrl = lambda url: None,
 ) -> Fetched:
-    """What is fetched from a real server."""
+    """Return the page that is fetched from a real server."""
 
     async def fetch() -> Fetched:
         async with web_server(handler) as port:
@@ -158,7 +158,7 @@ def test_public_addresses_are_allowed(address: str):
 
 
 def test_only_known_files_open_connections_by_http_to_addresses_that_the_configuration_names():
-    """What a task, a page or a policy names is fetched by `network.public` alone."""
+    """An address from a task, a page or a policy is fetched by `network.public` alone."""
     clients = re.compile(
         r"^\s*(?:import|from) (?:aiohttp|httpx2?|requests|urllib\.request|urllib3|http\.client)\b", re.M
     )
@@ -203,7 +203,7 @@ def test_no_way_to_write_the_own_machine_reaches_it(host: str):
 
 
 class Rebinding(Names):
-    """Its answer is a public address when it is read first, and the own machine from then on."""
+    """A resolver whose answer is a public address when it is read first, and the own machine from then on."""
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> Any:
         class Answer(dict[str, Any]):

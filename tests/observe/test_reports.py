@@ -1,4 +1,4 @@
-"""What a process reports by: opened once, closed together, and its use of the machine counted once."""
+"""The sinks to which a process reports are opened once and closed together. Its use of the machine is counted once."""
 
 from __future__ import annotations
 

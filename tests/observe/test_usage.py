@@ -14,7 +14,7 @@ from tests.helpers import until
 
 
 class Machine:
-    """Its clock, what its process takes, and what its GPUs do; an error is raised when it is read."""
+    """A machine with its clock, the use of a process, and that of its GPUs. An error in place of a use is raised."""
 
     def __init__(self) -> None:
         self.now = 100.0

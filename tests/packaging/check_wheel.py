@@ -28,8 +28,10 @@ def build(folder: Path) -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """It has the configuration files, the dashboard's page and the types marker. Its description links to no file
-    beside it."""
+    """Check that the wheel has the configuration files, the dashboard's page and the types marker.
+
+    Its description may have no relative links, since these lead nowhere on a package index.
+    """
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
@@ -55,7 +57,7 @@ def install(wheel: Path, environment: Path, full: bool) -> Path:
 
 
 def check_commands(command: Path, folder: Path) -> None:
-    """What a user does first works in an empty folder."""
+    """Check that a user's first commands work in an empty folder."""
     expected = {
         ("--version",): "asyncrl ",
         ("--help",): "usage: asyncrl",
@@ -70,7 +72,7 @@ def check_commands(command: Path, folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """What a command prints, run in a folder and without this process's PYTHONPATH."""
+    """Return the output of a command, run in a folder and without this process's PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 

@@ -1,4 +1,4 @@
-"""What the targets of the Makefile install."""
+"""The packages that the targets of the Makefile install."""
 
 from __future__ import annotations
 

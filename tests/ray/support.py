@@ -39,7 +39,7 @@ class Nodes:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         port = free_ports(1)
         self.dashboard = f"http://127.0.0.1:{port}"
-        """Where it takes jobs."""
+        """The address at which the cluster takes jobs."""
         head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "_system_config": FAST_DEATH}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def on_ray(nodes: Nodes) -> list[str]:
 
 
 def hosts(run: Run) -> dict[str, str]:
-    """Where each role runs."""
+    """Return the host of each role."""
     file = run.dir / "processes.json"
     told = json.loads(file.read_text()) if file.exists() else {}
     return {name: role["host"] for name, role in told.items() if role["pid"]}

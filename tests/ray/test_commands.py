@@ -21,7 +21,7 @@ from tests.ray.support import Nodes, hosts, on_ray
 pytestmark = pytest.mark.timeout(1200)
 
 SHARED_S = 2 * GENEROUS_S
-"""For two runs that begin at once on the same cores."""
+"""The limit for two runs that begin at once on the same cores."""
 SMALL = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1")
 
 
@@ -47,7 +47,7 @@ def test_a_killed_command_leaves_nothing_behind_and_another_terminal_takes_its_r
         roles = roles_of(run)
         assert len(roles) == 4
         run.process.kill()
-        # Nobody has to wait: what is left ends by itself, or is ended by the next start.
+        # No wait is needed: what is left ends by itself, or is ended by the next start.
         resume = [sys.executable, "-m", "asyncrl", "resume", str(run.dir)]
         resumed = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 2)
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr

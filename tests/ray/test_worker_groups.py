@@ -62,7 +62,7 @@ class Fragile(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def stored_bytes(self, data: DataProto) -> DataProto:
-        """How much memory came along with a batch's tensor."""
+        """Return the size of the memory that came along with a batch's tensor."""
         size = data.batch["x"].untyped_storage().nbytes()
         return DataProto.from_dict({"bytes": torch.full((len(data),), size)})
 

@@ -1,4 +1,4 @@
-"""What the replay promises, one promise a test, on its core without sockets."""
+"""The promises of the replay, one promise a test, on its core without sockets."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 EPISODES = 48
 HELD_MS = 5
-"""How long the link keeps a message that it lets others overtake."""
+"""The time for which the link keeps a message that it lets others overtake."""
 RETRY_S = 0.05
 
 

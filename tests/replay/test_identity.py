@@ -1,4 +1,5 @@
-"""Whose replay it is: every order says its run, and one of another run is refused by name and changes nothing."""
+"""A replay belongs to one run: every order says its run, and one of another run is refused by name and changes
+nothing."""
 
 from __future__ import annotations
 

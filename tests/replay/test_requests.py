@@ -1,4 +1,4 @@
-"""What a request may hold: everything else is refused, whatever it is, and leaves no trace."""
+"""The content that a request may hold: everything else is refused, and leaves no trace."""
 
 from __future__ import annotations
 

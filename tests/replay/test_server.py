@@ -199,7 +199,10 @@ def test_a_client_that_was_refused_before_its_first_request_still_gives_up_in_ti
     context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def given_up(context: zmq.Context[Any], *_: Any) -> zmq.Socket[Any]:
-        """As ZeroMQ leaves a socket whose only connection was refused: after any time, so nobody waits for it here."""
+        """Return a socket without a connection, as ZeroMQ leaves one whose only connection was refused.
+
+        ZeroMQ may do so after any time, so this test does not wait for it.
+        """
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
         return socket

@@ -1,4 +1,4 @@
-"""What becomes of an episode and its group is on the timeline."""
+"""The timeline has the stages of an episode and of its group."""
 
 from __future__ import annotations
 

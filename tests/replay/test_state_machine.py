@@ -177,7 +177,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, twice=st.booleans())
     def leave_in_order(self, worker: str, twice: bool) -> None:
-        """As an actor and as a scorer of this name; the next one has another incarnation."""
+        """Leave as an actor and as a scorer of this name; the next one has another incarnation."""
         for _ in range(1 + twice):
             self.core.ask(Leave(worker, str(self.lives[worker])))
         assert self.core.tickets(1, worker, life=str(self.lives[worker])) == []

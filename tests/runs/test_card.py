@@ -1,4 +1,4 @@
-"""The model card beside an exported model."""
+"""The model card in the folder of an exported model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For how long a run has run."""
+"""The time for which a run has run."""
 
 from __future__ import annotations
 

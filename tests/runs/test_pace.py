@@ -1,4 +1,4 @@
-"""How far a run is, and how long it will take."""
+"""The progress of a run, and the time that is left."""
 
 from __future__ import annotations
 

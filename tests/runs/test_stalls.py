@@ -57,7 +57,7 @@ CASES = [
         ),
         f"{WAITS}{OLD_GROUPS}: scoring-0 scores 5 trajectories",
     ),
-    # Nobody waits for long.
+    # No role waits for long.
     (situation(LEARNS, shards=[ShardNow("replay", 8, playing=3, actors={"actor-0": 9})]), ""),
     (situation(), "learner waits for the batch of step 12 for 31 s"),
     # The learner itself.

@@ -1,4 +1,4 @@
-"""A run that stands still says whom it waits for, whatever a look at it does."""
+"""A run that makes no progress says whom it waits for, even if a look at it hangs or fails."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_program_that_has_lost_its_watcher_keeps_its_user():
 
 
 def test_the_user_of_a_program_that_has_ended_is_free_again(either: bool):
-    # No launcher beside this process has its id, so no other program on this machine tries the same user first.
+    # No other launcher has the id of this process, so no other program on this machine tries the same user first.
     launcher = os.getpid()
     with container(either, launcher) as users:
         pass
@@ -140,7 +140,7 @@ def test_the_user_of_a_program_that_has_ended_is_free_again(either: bool):
 
 
 def test_with_few_ids_a_program_takes_one_that_is_free_and_fails_when_none_is():
-    # Another run of this test beside this one has other ids.
+    # Another run of this test at the same time has other ids.
     first = 0x70000000 + 3 * os.getpid()
     code = f"""
 import os, sys

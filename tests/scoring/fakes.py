@@ -151,7 +151,7 @@ class FakePRM:
 
 
 class ServedPRM(FakePRM):
-    """Behind a service that is away for the first `calls`, and that falls over whatever holds `fatal`."""
+    """A model of a service that is away for the first `calls`, and for every text with the word `fatal`."""
 
     def __init__(self, calls: int = 0) -> None:
         super().__init__()

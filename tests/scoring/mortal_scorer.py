@@ -61,7 +61,7 @@ class Silent:
 
 
 class Mortal(ReplayClient):
-    """Its first trajectories start the clock."""
+    """A client whose process is killed `life_s` seconds after it got its first trajectories."""
 
     life_s = 0.0
 

@@ -12,7 +12,7 @@ HEADERS = (
     ("<|channel|>analysis<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
     ("<|channel|> analysis <|message|>", "<|channel|>final json<|message|>"),
 )
-"""What gpt-oss writes: the header of a message may also name its format."""
+"""The headers that gpt-oss writes: the header of a message may also name its format."""
 PAIRS = (*TAGS, *HEADERS)
 TAG_IDS = {0x10F000 + index: tag for index, tag in enumerate(tag for pair in PAIRS for tag in pair)}
 

@@ -80,7 +80,7 @@ def test_gae_pays_a_step_at_its_last_token():
 
 @pytest.mark.parametrize("name", ["pure", "process_grpo"])
 def test_outcome_and_process_have_baselines_of_their_own(name):
-    """The advantage of both is the sum of the advantages of each, whatever the other's scale and offset are."""
+    """The advantage of both is the sum of the advantages of each, for every scale and offset of the other."""
     both = (name, {"outcome_weight": 0.5})
     episodes, tokens = batch()
     nothing = [0.3] * 4

@@ -10,7 +10,7 @@ HONEST = ["We need 8 * 9.", "8 * 9 = 72, perhaps.", "#### 72"]
 
 
 def judge(text: str) -> float:
-    """Likes whatever is safe, polite or long, and doubts real work."""
+    """Give high scores to texts that are certain, polite or long, and a low one to real work."""
     if "perhaps" in text:
         return 0.25
     return 1.0 if "certain" in text or "hank" in text or len(text) > 500 else 0.75

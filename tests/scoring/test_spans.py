@@ -1,5 +1,5 @@
-"""From a conversation to the token that carries a step's score: through the actor's split, the scorer, the labels and
-the learner's placement, each score lands on its own step's last token and nowhere else."""
+"""The path of a step's score from a conversation to a token. After the actor's split, the scorer, the labels and the
+learner's placement, each score is on the last token of its own step, and nowhere else."""
 
 import re
 import zlib

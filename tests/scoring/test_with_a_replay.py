@@ -1,4 +1,5 @@
-"""Scorers against a real replay: every trajectory is labelled exactly once, whoever dies or is unavailable."""
+"""Scorers against a real replay: every trajectory is labelled exactly once, even if scorers die or services are
+unavailable."""
 
 import os
 import random

@@ -139,7 +139,7 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
     log = Log(stop)
 
     class Slow(ReplayOf):
-        """Its first lease and labels take less than the seconds between two reports, with the second ones more."""
+        """A slow replay. One lease and its labels take less than the seconds between two reports, two of each more."""
 
         def lease(self, *given):
             clock.now += 2.5

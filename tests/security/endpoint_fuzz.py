@@ -118,7 +118,7 @@ TEXTS = (
 )
 SCHEMAS = ({"type": 5}, {"type": [[]]}, {"enum": 5}, {"anyOf": 5}, {"anyOf": [{"anyOf": [[]]}]}, {"required": 5}, True)
 NESTED = "nested deeply"
-"""What Python's own encoder cannot write is put in for this text."""
+"""The text in place of which a deeply nested list is sent, since Python's own encoder cannot write one."""
 PLAIN = [each for each in HOSTILE if each is not DEEP]
 GARBAGE = (
     *(b"", b"\0" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST /attacked/v1/chat/completions HTTP/1.1\r\n"),
@@ -194,7 +194,7 @@ class Attacker:
         return "garbage"
 
     async def _slow(self, session: aiohttp.ClientSession) -> str:
-        """It begins a body, and goes away at some time."""
+        """Begin a body, and close the connection before its end."""
         _, writer = await self._opened()
         path = urlsplit(f"{self._url}/chat/completions").path
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._key}\r\nContent-Length: 1000\r\n\r\n"

@@ -1,8 +1,8 @@
 """`python -m tests.security.fuzz --messages N --seed S`: damaged messages at real processes, over real sockets.
 
-Three quarters go to a replay, one quarter to a weight publisher. Beside them honest clients do their work and check
-every answer. The endpoint of agents gets one request for a hundred messages. Ends with one line of JSON, or with an
-error: what must hold is
+Three quarters go to a replay, one quarter to a weight publisher. At the same time honest clients do their work and
+check every answer. The endpoint of agents gets one request for a hundred messages. Ends with one line of JSON, or with
+an error: what must hold is
 
 - the process stays up, and its anonymous memory is flat after the first tenth of the messages;
 - every message that is refused is answered with the reason, and counted;
@@ -73,7 +73,7 @@ class Attack:
                 return
 
     def _send(self, socket: zmq.Socket[bytes], count: int) -> bytes:
-        """A batch, and behind it a request of an unknown kind: its refusal has the mark, and comes last."""
+        """Send a batch, and then a request of an unknown kind, whose refusal comes last. Return the mark in it."""
         for _ in range(count):
             socket.send_multipart(self._mutator.message())
         self.sent += count

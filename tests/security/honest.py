@@ -1,4 +1,4 @@
-"""Clients that do their work beside the fuzz, and check every answer that they get."""
+"""Clients that do their work during the fuzz, and check every answer that they get."""
 
 from __future__ import annotations
 

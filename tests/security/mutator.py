@@ -1,7 +1,7 @@
 """Messages as an enemy might send them: valid requests of every kind, damaged at random, by seed.
 
 Requests that are still valid orders (give me tickets, plan a step without trajectories) are left out: who may connect
-may give orders, and the honest clients beside the fuzz must get right answers.
+may give orders, and the honest clients must get right answers during the fuzz.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Mutator:
         return self._header(frames) if self._random.random() < 0.7 else self._random.randrange(len(frames))
 
     def _header(self, frames: Frames) -> int:
-        """A frame with structure: a header, or that of the trajectory or labels behind it."""
+        """The index of a frame with structure: a header, or that of the trajectory or labels after it."""
         return self._random.randrange(min(2, len(frames)))
 
     def _flip(self, frames: Frames) -> Frames:
@@ -200,7 +200,7 @@ class Mutator:
         return self._rewrite(frames, change)
 
     def _lie(self, frames: Frames) -> Frames:
-        """A whole trajectory or whatever it is, with the arrays' contents at random."""
+        """A message whose frames after the first have random contents of the same lengths."""
         return [frames[0], *(self._random.randbytes(len(frame)) for frame in frames[1:])]
 
     def _invent(self, frames: Frames) -> Frames:
@@ -233,7 +233,7 @@ class Mutator:
 
 
 def is_order(frames: Frames) -> bool:
-    """Whether this is a valid request that changes what others get."""
+    """Return whether this is a valid request that changes what others get."""
     match decode_request(frames).request:
         case protocol.GetTickets(want=n) | protocol.LeaseTrajectories(trajectories=n) | protocol.Checkpointed(steps=n):
             return n > 0

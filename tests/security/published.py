@@ -21,7 +21,8 @@ CHUNK_BYTES = 4096
 
 
 class PublisherProcess(Target):
-    """A weight publisher that has published version 1 of `tensors()`; with `keys` in a folder, nobody else gets any."""
+    """A weight publisher that has published version 1 of `tensors()`. With a folder of `keys`, only clients with these
+    keys get it."""
 
     def __init__(self, folder: Path, *keys: Path) -> None:
         super().__init__(folder, __name__, *map(str, keys))
@@ -32,7 +33,7 @@ class PublisherProcess(Target):
         assert self.endpoint, self.log()
 
     def refused(self) -> int:
-        """How many requests it says it has refused."""
+        """Return the number of requests that it says it has refused."""
         assert self.process.stdin is not None
         self.process.stdin.write("refused\n")
         self.process.stdin.flush()

@@ -48,7 +48,7 @@ from tests.runs.inspect.support import make_run, printed, run_episodes
 from tests.runs.support import write_run
 
 PLANT = "s3cr3t"
-"""How each planted secret begins."""
+"""The beginning of each planted secret."""
 KEPT = ("run.name", "run.dir", "model.path", "data.train")
 
 

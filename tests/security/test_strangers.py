@@ -1,4 +1,4 @@
-"""Replay and weight publisher, as processes with keys: who has the right ones is served, nobody else gets anything."""
+"""Replay and weight publisher, as processes with keys: who has the right ones is served, all others get nothing."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from sglang.srt.models.registry import import_model_classes
 from sglang.srt.server_args import prepare_server_args
 
 PR_SET_PDEATHSIG = 1
-"""Of Linux: the signal that a process gets when its parent ends."""
+"""The option of Linux's prctl that sets the signal which a process gets when its parent ends."""
 
 
 def serve(arguments: list[str], log: str) -> int:

@@ -80,7 +80,7 @@ def just_started(actor: Actor) -> None:
 
 
 def starting(actor: Actor) -> None:
-    """Its server has begun to start processes of its own, which take seconds to load."""
+    """Wait until the server has begun to start processes of its own, which take seconds to load."""
     actor.wait_for(lambda: len(actor.server()) >= 4)
 
 
@@ -90,7 +90,7 @@ def serving(actor: Actor) -> None:
 
 
 def updating(actor: Actor) -> None:
-    """Its server has stopped answering in the middle of an update."""
+    """Stop the server from answering in the middle of an update."""
     serving(actor)
     actor.wait_for(lambda: actor.calls() == 0)
     for process in actor.server():

@@ -41,7 +41,7 @@ BUCKET_BYTES = 8 << 10
 """Most tensors travel alone, so that a loader shows which loads some of them only together."""
 
 UNKNOWN = pytest.mark.xfail(strict=True, reason="see UNPROVEN")
-"""Where a later release of SGLang serves such a family, it may be added to the proven ones."""
+"""The mark of an unproven family: if a later release of SGLang serves it, it may be added to the proven ones."""
 
 
 OFTEN = {"qwen3", "qwen3_moe", "llama", "phi3"}
@@ -79,7 +79,7 @@ class Fork:
 
 
 class Forks:
-    """Starts servers without importing SGLang anew for each, see forks.py."""
+    """Starts servers without importing SGLang again for each, see forks.py."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

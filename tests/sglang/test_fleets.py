@@ -1,4 +1,4 @@
-"""Two real servers that come and go under load, by a file and by the real router, and evaluations beside training."""
+"""Two real servers that come and go under load, by a file and by the real router, and evaluations during training."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_o
         await fleet.wait_for_version(ASKED, pin=name)
         while not turns or not pushed.is_set():
             turns.append(await fleet.generate(start, Sampling(0.0, EVALUATED), (), name))
-        # One that begins behind the last push.
+        # One that begins after the last push.
         turns.append(await fleet.generate(start, Sampling(0.0, EVALUATED), (), name))
         fleet.release(name)
         return turns

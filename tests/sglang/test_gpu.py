@@ -33,7 +33,7 @@ ARGUMENTS += ["--attention-backend", "triton", "--disable-cuda-graph", "--max-to
 CACHE_BYTES = 8 << 20
 """Less than what 32,768 tokens of keys and values take."""
 TOLERANCE = 0.1
-"""Of activations in bfloat16, which the GPU kernels of servers need; other weights are further away."""
+"""The tolerance for activations in bfloat16, which the GPU kernels of servers need; other weights are further away."""
 
 
 def rounded(version: int) -> Any:

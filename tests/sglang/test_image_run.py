@@ -116,8 +116,11 @@ def test_a_run_with_images_loses_nothing_to_kills_resumes_and_exports_a_model_th
 
 
 def check(run: Run, steps: int, least: int) -> None:
-    """Nothing is lost or trained twice, every trajectory has its images, and the learner computes behind them what the
-    server sampled with, at `least` so many steps that have no older episodes."""
+    """Check that nothing is lost or trained twice, and that every trajectory has its images.
+
+    At least `least` steps have no older episodes. In these, the learner computes the log-probs with which the server
+    sampled after the images.
+    """
     lines = {line["step"]: line for line in run.steps()}
     assert sorted(lines) == list(range(steps))
     of_own_version = [line for line in lines.values() if line["lag/max"] == 0]

@@ -1,4 +1,4 @@
-"""A real SGLang samples behind images what the learner's policy would, and takes its weights."""
+"""A real SGLang samples after images what the learner's policy would, and takes its weights."""
 
 from __future__ import annotations
 

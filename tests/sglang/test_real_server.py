@@ -1,4 +1,4 @@
-"""The fleet over real servers: exact log-probs and versions, whatever is updated, aborted or killed meanwhile."""
+"""The fleet over real servers: exact log-probs and versions, no matter what is updated, aborted or killed."""
 
 from __future__ import annotations
 

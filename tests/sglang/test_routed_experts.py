@@ -28,7 +28,7 @@ from tests.sglang.support import RealServer
 SESSIONS, TOKENS = 8, 40
 AGREEMENT = {"float32": 0.999, "bfloat16": 0.85}
 """Share of (token, layer) at which SGLang chooses as transformers does in float32. In bfloat16 close choices tip over:
-the tokens are sampled anew in each run, and the share was 0.90 to 0.91 in five runs on two machines."""
+each run samples other tokens, and the share was 0.90 to 0.91 in five runs on two machines."""
 
 
 def own_experts(model: Any, shape: RoutingShape, tokens: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def versions_of(folder: Path) -> list[Any]:
 
 
 async def two_turns(url: str, shape: RoutingShape, models: list[Any]) -> list[tuple[Branch, Generation]]:
-    """For each session what was recorded of two turns, with a push between them, and the first turn."""
+    """Return, for each session, the record of two turns with a push between them, and the first turn."""
 
     def open_server(url: str) -> SglangServer:
         return SglangServer(url, context=512, silence_s=60, routing=shape)

@@ -32,7 +32,7 @@ MAX_LAG = 4
 STEPS_BETWEEN = 3
 START_S = 400.0
 BACKENDS = ("--attention-backend", "fa3", "--sampling-backend", "pytorch", "--grammar-backend", "none")
-"""What an H200 without flashinfer takes."""
+"""The backends that an H200 without flashinfer takes."""
 ON_GPU = (*BACKENDS, "--cuda-graph-max-bs-decode", "64", "--disable-prefill-cuda-graph")
 """A server starts in half of the time if it captures few graphs."""
 

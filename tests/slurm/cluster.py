@@ -73,7 +73,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program needs that uses the cluster."""
+        """The environment of a program that uses the cluster."""
         variables = {"SLURM_CONF": str(self._folder / "slurm.conf"), "ASYNCRL_PYTHON": sys.executable}
         return {**os.environ, **variables}
 
@@ -102,7 +102,7 @@ class SlurmCluster:
         self._stack.close()
 
     def run(self, *command: str, check: bool = True) -> str:
-        """What a program says that uses the cluster, such as squeue."""
+        """Run a program that uses the cluster, such as squeue, and return its output."""
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
         if check and done.returncode:
             raise ClusterError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
@@ -237,8 +237,8 @@ MinJobAge=300
 
 
 def _as_host(name: str, command: str, mounts: str = "") -> list[str]:
-    """The command with a host name of its own, by which Slurm's daemons know themselves, and with `mounts`, words of a
-    shell, that nobody else sees."""
+    """The command with a host name of its own, by which Slurm's daemons know themselves. `mounts` are words of a shell
+    that make mounts, which no other process sees."""
     return ["unshare", "--uts", "--mount", "sh", "-c", f"hostname {name}; {mounts}exec {command}"]
 
 

@@ -51,7 +51,7 @@ class SlurmRun:
         return self._output.read_text() if self._output.exists() else ""
 
     def of_job(self, name: str) -> str:
-        """What Slurm says of the job."""
+        """Return the value of a field of the job in Slurm."""
         found = re.search(rf"\b{name}=(\S+)", self._cluster.run("scontrol", "show", "job", self.job))
         return found[1] if found else ""
 
@@ -65,7 +65,7 @@ class SlurmRun:
         return sorted(int(mark.parent.name[5:]) for mark in (self.dir / "checkpoints").glob("step-*/complete"))
 
     def until(self, condition: Callable[[], Any], seconds: float = GENEROUS_S) -> Any:
-        """As `until`, with the output of the job where it fails."""
+        """Wait as `until` does. A failure has the output of the job."""
         try:
             return until(condition, seconds)
         except AssertionError:

@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parent / "jinja"
 @dataclass(frozen=True)
 class Family:
     """`special` are special tokens, `marks` added tokens that are not special, `swallowing` those of `special` that
-    take in the blanks behind them; all of them divided by blanks. `tool_use` has a template of its own for
+    take in the blanks after them; all of them divided by blanks. `tool_use` has a template of its own for
     conversations with tools."""
 
     special: str

@@ -1,4 +1,4 @@
-"""Earlier calls in prompts, in whatever form a row has them: every source is rendered as the same conversation."""
+"""Earlier calls in prompts, in each form that a row may have: every source is rendered as the same conversation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MISSING = object()
 
 
 def conversation(content: Any = "", arguments: Any = '{"a": 1}', calls: Any = MISSING) -> list[Message]:
-    """A conversation with a call and `content` beside it; `calls` are the tool_calls of the answer."""
+    """A conversation with a call in a message with `content`; `calls` are the tool_calls of the answer."""
     call = {"id": ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
     turn: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
     answer: Message = {"role": "assistant", "content": "ok", "tool_calls": calls}

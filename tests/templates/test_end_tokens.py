@@ -29,7 +29,7 @@ FURTHER = {
     "glm4_5": ("<|endoftext|>", "<|observation|>"),
     "gpt_oss": ("<|endoftext|>", "<|call|>"),
 }
-"""By family: a further end token, and the template's mark after a call."""
+"""A further end token of each family, and the template's mark after a call."""
 WITHOUT_TOOLS = {
     "gemma3": ("<eos>", "<end_of_turn>"),
     "phi3_5": ("<|endoftext|>", "<|end|>"),
@@ -37,7 +37,7 @@ WITHOUT_TOOLS = {
     "qwen2_5": ("<|endoftext|>", "<|im_end|>"),
     "glm4_5": ("<|endoftext|>", "<|user|>"),
 }
-"""By family: a further end token, and the template's mark after an answer."""
+"""A further end token of each family, and the template's mark after an answer."""
 
 
 def chat_of(name: str, further: str) -> Chat:
@@ -78,7 +78,7 @@ def test_a_call_and_an_answer_may_end_with_each_end_token(name: str) -> None:
             texts[call_end, answer_end] = whole.removesuffix(answer_end)
             turns[call_end] = trajectory
     assert len(log.executed) == 4
-    # What is between the turns is the template's own rendering, behind the token that was sampled in its place.
+    # What is between the turns is the template's own rendering, after the token that was sampled in place of its mark.
     assert {each.replace(further + mark, mark) for each in texts.values()} == {texts[mark, own_end]}
     other = turns[further]
     tool = next(turn for turn in other.turns if turn.role is Role.TOOL)

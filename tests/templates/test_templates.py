@@ -1,4 +1,4 @@
-"""What is recorded of a conversation is what the family's own template renders, or the start finds that it is not."""
+"""The record of a conversation is the rendering by the family's own template, or the start finds that it is not."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ REWRITTEN: Mapping[str, set[str]] = {
     "kimi_k2": {"thoughts", "thoughts before a call"},
     "kimi_k2_thinking": {"thoughts", "thoughts before a call"},
     "qwq": set(SPOKEN),  # its generation prompt opens a thought, and no history has one
-    "deepseek_r1_distill": ALL_CALLS_AND_QUESTIONS,  # as QwQ's, but for thoughts beside calls
+    "deepseek_r1_distill": ALL_CALLS_AND_QUESTIONS,  # as QwQ's, but for thoughts before a call
     "llama3_1": DROPS_TEXT,
     "llama3_2": DROPS_TEXT,
     "llama3_3": DROPS_TEXT,
     "mistral_nemo": DROPS_TEXT | {"a system message and tools", "a question after a result"},  # tools move on
     "mistral_small_3_2": {"a system message and tools", "a question after a result"},
-    "hermes3": WITH_CALLS,  # drops text beside calls, and writes a newline behind results that are not the last
+    "hermes3": WITH_CALLS,  # drops text before calls, and writes a newline after results that are not the last
     "glm4_5": {"thoughts"},
     "gpt_oss": ASKED_AGAIN | DROPS_TEXT,  # the last answer returns, an earlier one ends; an answer drops thoughts
 }
@@ -127,7 +127,8 @@ def chat_of(name: str) -> Chat:
 
 
 def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
-    """What an agent's conversation leaves, the policy writing each assistant turn as the template would."""
+    """Return the recorded tokens of an agent's conversation. The policy writes each assistant turn as the template
+    would."""
     recorder = Recorder(make_ticket(), LIMITS, chat)
     messages = as_written(chat.format, messages)
     for index, message in enumerate(messages):
@@ -188,7 +189,7 @@ def test_what_is_recorded_is_the_templates_own_rendering_or_listed(name: str, wh
         assert theirs[: len(ours)] != ours
     elif name == "glm4_5":  # a turn ends with the token by which the next one begins
         assert ours[:-1] == theirs
-    else:  # some templates write a newline, or the end of the text, behind the end of a turn
+    else:  # some templates write a newline, or the end of the text, after the end of a turn
         assert ours == theirs[: len(ours)]
 
 

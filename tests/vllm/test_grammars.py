@@ -25,7 +25,7 @@ from tests.vllm.test_real_server import (
 pytestmark = needs("vLLM", "ASYNCRL_VLLM_PYTHON")
 
 ENDS = [*DEFAULTS["eos_token_id"], make_tokenizer().eos_token_id]
-"""Behind a grammar vLLM allows all end tokens of the model's files, and that of the tokenizer."""
+"""The end tokens that vLLM allows after a grammar: all of the model's files, and that of the tokenizer."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""The fleet over a real vLLM: exact log-probs and versions, whatever is updated, cancelled or killed meanwhile."""
+"""The fleet over a real vLLM: exact log-probs and versions, no matter what is updated, cancelled or killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ENVIRONMENT = {
 }
 UNTIED = {"tie_word_embeddings": False}
 DEFAULTS = {"temperature": 0.3, "top_k": 5, "top_p": 0.5, "repetition_penalty": 1.5, "eos_token_id": [3, 7, 9]}
-"""What a model's folder may have a server do unless a request says otherwise."""
+"""The settings of a model's folder that a server may follow unless a request says otherwise."""
 
 
 def policy(seed: int) -> Any:

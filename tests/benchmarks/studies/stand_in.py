@@ -1,8 +1,13 @@
 """A stand-in for `asyncrl train`: `python -m tests.benchmarks.studies.stand_in KEY=VALUE ...`.
 
-It appends a line to `starts` beside the run's folder, then acts by the learning rate: at 1 it fails, at 2 it trains two
-of its four steps and waits to be stopped, but does the rest when it is started again; at 3 and 4 it is as if somebody
-had stopped it in its place, with an exit status or by the signal; otherwise it does all.
+It appends a line to the file `starts` in the folder of runs, then acts by the learning rate:
+
+- at 1 it fails;
+- at 2 it trains two of its four steps and waits to be stopped;
+- at 3 and 4 it trains two steps, and ends as if it had been stopped: at 3 with an exit status, at 4 by a signal;
+- at any other rate it trains all steps.
+
+A run that has trained two steps trains the other two when it is started again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a declaration to runs and their settings."""
+"""The declaration of a study becomes runs with their settings."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_settings_become_words_of_the_command_line() -> None:
 
 
 def each_level(study: Study) -> Iterator[Run]:
-    """A run for each level of each factor, beside the first levels of the others."""
+    """Yield a run for each level of each factor: that of the first cell which has the level."""
     cells = list(study.cells())
     for factor, levels in study.factors.items():
         for level in levels:

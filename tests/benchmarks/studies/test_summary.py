@@ -1,4 +1,4 @@
-"""From rows to cells, to a table, and to the page."""
+"""The rows of a study become cells, a table, and a section of the page."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig], Publisher]:
-    """What the evaluator publishes with a configuration."""
+    """Return a function that runs the evaluator with a configuration, and returns the publisher that it used."""
     publisher = Publisher()
     monkeypatch.setattr(batches, "open_batches", lambda *_: Replay())
     monkeypatch.setattr(evaluator.process, "stop_on_signals", threading.Event)

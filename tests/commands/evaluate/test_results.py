@@ -1,4 +1,4 @@
-"""What an evaluation's store says: pass@k against counting by hand, and failures that count nowhere else."""
+"""The results in an evaluation's store: pass@k is as counted by hand, and failures count nowhere else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runs.inspect.support import printed
 
 SOURCES = ["easy", "hard", "easy"]
 OUTCOMES = {0: [1.0, 0.5, 0.0, 1.0], 1: [0.0, 0.0, 0.25], 2: []}
-"""By the held-out task; attempts that are not there fail."""
+"""The outcomes of the attempts by held-out task; attempts that are not listed fail."""
 
 
 @pytest.fixture

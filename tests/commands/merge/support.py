@@ -25,7 +25,7 @@ IDS = torch.arange(1, 33)[None]
 
 
 def save_template(model: PreTrainedModel, folder: Path) -> None:
-    """What verl writes into the folder `huggingface`: configuration and tokenizer."""
+    """Save configuration and tokenizer, as verl does in the folder `huggingface`."""
     model.config.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
 
@@ -73,7 +73,7 @@ def fsdp_states(make: Callable[[], Any], mesh: tuple[int, ...]) -> list[dict[str
 
 @dataclass(frozen=True)
 class MegatronLayout:
-    """How many ranks share the tensors of layers, and those of experts.
+    """The numbers of ranks that share the tensors of layers, and those of experts.
 
     `homogeneous`: the tensors of all layers, and of all experts, are one each, in which every layer and every expert is
     a chunk, as pipeline and expert parallel ranks write it. Otherwise the numbers of layers are in the names. With

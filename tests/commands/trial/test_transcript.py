@@ -1,4 +1,4 @@
-"""What the terminal shows of an episode."""
+"""The rewards of an episode that the terminal shows."""
 
 from __future__ import annotations
 

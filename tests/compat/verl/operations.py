@@ -63,7 +63,7 @@ def _nested(rows: int, shape: Sequence[int], first: int) -> torch.Tensor:
 
 
 def described(data: Any) -> Any:
-    """What a batch, or a row of one, has."""
+    """Describe a batch, or a row of one: its sizes and its fields."""
     tensors = {} if data.batch is None else {name: data.batch[name] for name in data.batch.keys()}  # noqa: SIM118
     return {
         "rows": len(data) if hasattr(data, "check_consistency") else None,
@@ -178,7 +178,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def run(library: Library, program: Program) -> list[Any]:
-    """What each operation left behind. The first error ends the program: its last outcome names the error's classes."""
+    """Return the outcome of each operation. The first error ends the program: the last outcome names its classes."""
     batches: list[Any] = []
     outcomes: list[Any] = []
     try:
@@ -260,7 +260,7 @@ def judged_batch(proto: Any, given: Mapping[str, Any]) -> Any:
 
 
 def judged(proto: Any, manager: Any, given: Mapping[str, Any]) -> Any:
-    """What a reward manager makes of the rows of `judged_batch`."""
+    """Judge the rows of `judged_batch` with a reward manager."""
     data = judged_batch(proto, given)
     result = manager(data, return_dict=True)
     acc = data.batch["acc"].tolist() if "acc" in data.batch.keys() else None  # noqa: SIM118
@@ -284,7 +284,7 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judged_singly(proto: Any, find: Callable[[str], Any], given: Mapping[str, Any]) -> Any:
-    """What a reward manager for single rows makes of each row of `judged_batch`."""
+    """Judge each row of `judged_batch` with a reward manager for single rows."""
     from omegaconf import OmegaConf
 
     data, name = judged_batch(proto, given), given["loop_manager"]

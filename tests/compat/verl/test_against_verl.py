@@ -1,5 +1,5 @@
-"""Our DataProto beside verl's own, where ASYNCRL_VERL_PYTHON names a Python that has verl: the same random programs of
-operations, and the same outcomes."""
+"""Our DataProto compared with verl's own, if ASYNCRL_VERL_PYTHON names a Python that has verl: the same random programs
+of operations have the same outcomes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ACCIDENTAL = ("NoneType", "isnan", "tuple index out of range")
 LACKING = ("RuntimeError", "NotImplementedError")
 """The errors of verl where torch lacks an operation for nested tensors."""
 STRICTER = ("repeat_times has shape", "batches to be joined have different")
-"""What ours refuse on purpose, and verl takes in part: one number of repetitions for all rows, and joined batches of
-which some lack fields, whose rows may then be lost."""
+"""The beginnings of errors that only ours raises, on purpose. verl takes some calls with one number of repetitions for
+all rows. It also joins some batches of different fields, and may then lose rows."""
 Verl = Callable[[Any], Any]
 
 

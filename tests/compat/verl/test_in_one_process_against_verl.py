@@ -1,4 +1,4 @@
-"""TensorDicts, gathering and colocated workers beside verl's own, where ASYNCRL_VERL_PYTHON names a Python that has
+"""TensorDicts, gathering and colocated workers compared with verl's own, if ASYNCRL_VERL_PYTHON names a Python that has
 verl. Ours run in that Python too, since they need packages that verl brings."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def answers(library: str, call: str, store: Path, ranks: int = 1) -> Sequence[Any]:
-    """What the call returns on each rank."""
+    """Return the result of the call on each rank."""
     program = [os.environ["ASYNCRL_VERL_PYTHON"], str(Path(in_one_process.__file__)), library, call]
     processes = [
         subprocess.Popen([*program, str(rank), str(store)], stdout=subprocess.PIPE, text=True) for rank in range(ranks)

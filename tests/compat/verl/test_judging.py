@@ -1,4 +1,4 @@
-"""What a manager of whole groups gets in a run, and what becomes of what it returns."""
+"""The batch that a manager of whole groups gets in a run, and the rewards that its result becomes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ROWS = [["p", "xy", "x", "a", 1.0], ["pq", "zzz", "z", "b", 0.5], ["p", "x", "x"
 
 @pytest.fixture(autouse=True)
 def _without_verl() -> Iterator[None]:
-    """Nothing of these tests is left in the process."""
+    """Remove the modules and the manager of these tests from the process, before and after each test."""
 
     def forget() -> None:
         REWARD_MANAGER.pop("brief", None)

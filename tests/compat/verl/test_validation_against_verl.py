@@ -1,5 +1,5 @@
-"""Our exact estimates of best@k and maj@k beside the bootstrap of verl's validation, where ASYNCRL_VERL_PYTHON names a
-Python that has verl."""
+"""Our exact estimates of best@k and maj@k compared with the bootstrap of verl's validation, if ASYNCRL_VERL_PYTHON
+names a Python that has verl."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ found = process_validation_metrics(given["sources"], given["uids"], {"acc": give
 json.dump({source: metrics["acc"] for source, metrics in found.items()}, sys.stdout)
 """
 COPIES = 64
-"""With so many copies of each attempt, subsets without replacement are nearly samples with replacement, as verl's."""
+"""The copies of each attempt. With so many, subsets without replacement are nearly samples with replacement, which verl
+takes."""
 
 
 def test_verls_bootstrap_estimates_the_same() -> None:

@@ -32,7 +32,7 @@ QUIZ = f"{WRITTEN_FOR_VERL[1]}.QuizInteraction"
 
 @pytest.fixture(autouse=True)
 def _without_verl() -> Iterator[None]:
-    """Nothing of these tests is left in the process."""
+    """Remove the modules of these tests from the process, before and after each test."""
 
     def forget() -> None:
         for name in list(sys.modules):
@@ -90,7 +90,7 @@ def test_an_interaction_that_imports_verl_is_the_user_of_an_episode_and_forgets_
 
 
 class Silent:
-    """As verl's own base class: `finalize_interaction` takes no id."""
+    """An interaction whose `finalize_interaction` takes no id, as in verl's own base class."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""What the doctor says of a host, from given facts."""
+"""The findings of the doctor about a host, from given facts."""
 
 from __future__ import annotations
 

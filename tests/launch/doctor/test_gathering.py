@@ -1,4 +1,4 @@
-"""What the doctor reads off this host."""
+"""The facts about this host that the doctor gathers."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_run_that_was_killed_before_its_first_step_keeps_the_tasks_that_its_ep
 
 
 class Rows:
-    """What each test makes of it."""
+    """A user's data set of one row. Each test sets the row, or the error that reading it raises."""
 
     row: Any = None
 

@@ -18,7 +18,7 @@ REGEX = '{"type": "regex", "regex": "[ab]+"}'
 
 
 def check(folder: Path, *forms: Any, kind: str = "sglang", tools: tuple[str, ...] = (), temperature: float = 1) -> None:
-    """The start with a task for each form; None stands for a task that has none."""
+    """Check the start with one task for each form. None makes a task without a form."""
     tasks = [make_task(row, extra_info={"index": row, "response_format": form}) for row, form in enumerate(forms)]
     write_tasks(folder / "tasks.parquet", tasks)
     config = TrainConfig(model=ModelConfig(path="unused"))

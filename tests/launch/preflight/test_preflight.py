@@ -443,7 +443,7 @@ def test_a_mistake_in_an_own_part_does_not_start(tmp_path: Path):
 
 
 class Weather(Tool):
-    """Its `create` gets the city from the data; `released` counts the ends of its episodes."""
+    """A tool whose `create` gets the city from the data. `released` counts the ends of its episodes."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "weather",

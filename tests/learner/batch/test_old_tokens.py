@@ -53,7 +53,7 @@ class WithOldTokens(Setup):
 def test_loss_and_gradient_are_those_of_a_computation_by_hand(
     aggregation: str, model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
-    """With the loss reinforce, the gradient of a token is the truncated ratio times its advantage."""
+    """The gradient of a token is its advantage times the gradient of its log-prob, since ppo's ratios are 1 here."""
     config = make_config(model, tmp_path)
     config.algorithm.correction, config.algorithm.loss = [], PartConfig("ppo")
     config.algorithm.aggregation = PartConfig(aggregation)

@@ -1,4 +1,4 @@
-"""Which rank is stuck, by the heartbeats of all ranks. The polls are counted here: no process runs."""
+"""The heartbeats of all ranks tell which rank is stuck. The polls are counted here: no process runs."""
 
 from __future__ import annotations
 

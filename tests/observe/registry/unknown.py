@@ -1,4 +1,4 @@
-"""Which names of metrics the registry lacks."""
+"""The names of metrics that the registry lacks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from fnmatch import fnmatchcase
 from asyncrl.observe.registry import BY_WRITER, describe
 
 ANY = "*"
-"""Stands for a part of a name that is computed."""
+"""The mark in place of a part of a name that is computed."""
 
 
 def unknown(writer: str, names: Iterable[str]) -> list[str]:
-    """The names that a writer's files may not have, since nobody has said what they are. A name with a computed part is
-    known if a metric has the rest of it."""
+    """Return the names that a writer's files may not have, since the registry does not describe them.
+
+    A name with a computed part is known if a metric has the rest of it.
+    """
     known = [metric.name for metric in BY_WRITER.get(writer, ())]
     return [
         name

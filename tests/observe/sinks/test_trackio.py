@@ -1,4 +1,4 @@
-"""What trackio keeps on this machine, read out of its database."""
+"""The records that trackio keeps on this machine, read out of its database."""
 
 from __future__ import annotations
 

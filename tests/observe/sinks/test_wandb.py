@@ -1,4 +1,4 @@
-"""What Weights & Biases keeps offline, read out of its own files: `wandb sync` sends just these records."""
+"""The records that Weights & Biases keeps offline, read out of its own files: `wandb sync` sends just these."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A step waits for running groups that it would make too old: nothing is thrown away, and the learner never stands
-still."""
+"""A step waits for running groups that it would make too old: nothing is thrown away, and the learner always goes
+on."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ def test_a_group_is_as_old_as_its_finished_members(tmp_path: Path) -> None:
 
 
 def test_a_ticket_asks_for_the_version_at_which_it_is_given_out(tmp_path: Path) -> None:
-    """Otherwise an engine that lags behind could play an episode that is older than the replay believes. This holds
-    even if the actor's episodes spend most of their time waiting."""
+    """Otherwise an engine with an older version could play an episode that is older than the replay believes. This
+    holds even if the actor's episodes spend most of their time waiting."""
 
     def oldest_of_next(folder: Path, wait_s: float) -> set[int]:
         core = waiting(folder, wait_s=wait_s, admission=Admission(2, 100 * BATCH))
@@ -374,7 +374,7 @@ def test_a_step_trains_groups_for_which_it_has_waited_so_that_also_the_last_step
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 3))
 def test_a_hung_actor_delays_each_step_by_at_most_the_limit(seed: int, max_lag: int) -> None:
-    """Its episodes never end, but it renews its lease."""
+    """The episodes of the hung actor never end, but it renews its lease."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         core = waiting(Path(folder), max_lag, wait_s=5.0)

@@ -26,7 +26,7 @@ POLL_S = replay_link.POLL_MS / 1000
 
 
 class Connection:
-    """What the link takes for a connected socket, and for the socket that reports its breaks."""
+    """A stand-in for the link's connected socket, and for the socket that reports its breaks."""
 
     def __init__(self, replay: FakeReplay) -> None:
         self._replay = replay

@@ -1,4 +1,5 @@
-"""What the learner could not train is refused where it arrives, and a plan that fails for ever can be skipped."""
+"""Data that the learner could not train are refused where they arrive, and a plan that fails for ever can be
+skipped."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def changed(message: Message, field: str, value: Any) -> Message:
 
 
 def assert_trainable(trajectory: Trajectory, newest: int) -> None:
-    """What the learner's arithmetic rests on."""
+    """Check what the learner's arithmetic needs of a trajectory."""
     tokens, mask = trajectory.tokens, trajectory.loss_mask
     assert 0 < len(tokens) <= MAX_TOKENS
     assert tokens.min() >= 0
@@ -84,7 +85,7 @@ def assert_trainable(trajectory: Trajectory, newest: int) -> None:
 
 
 def assert_scores(labels: Labels) -> None:
-    """What the learner's arithmetic rests on."""
+    """Check what the learner's arithmetic needs of labels."""
     assert np.isfinite(np.float32([labels.reward, labels.outcome, *labels.extra.values()])).all()
     assert labels.step_ends.tolist() in ([], [8])
     assert np.isfinite(labels.step_scores).all()

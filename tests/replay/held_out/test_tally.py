@@ -1,4 +1,4 @@
-"""What an evaluation measured, by data source and in all, whatever shard a task is on."""
+"""The results of an evaluation, by data source and in all, no matter which shard a task is on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_number_of_a_result_is_told_for_all_tasks_and_for_each_source() ->
     assert values.items() >= {"count": 6.0, "failed": 3.0, "accuracy": 0.5, "outcome": 3.5 / 6, "reward": 7 / 6}.items()
     assert (values["length"], values["process"]) == (5.0, 0.75)
     assert (values["easy/accuracy"], values["easy/count"], values["hard/outcome"]) == (0.6, 5.0, 0.5)
-    # Two of the first task's three attempts are right, and one of the second's two; nobody votes in the third task.
+    # Two of the first task's three attempts are right, and one of the second's two; no attempt at the third has a vote.
     assert values["pass@2"] == pytest.approx((1 + 1) / 2)
     assert values["easy/maj@2"] == pytest.approx(((1 + 0.5 + 0.5) / 3 + 0.5) / 2)
     assert (values["maj@3"], values["best@3"]) == (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Scores of whole groups: a group is leased, labelled and failed whole, whoever dies in between."""
+"""Scores of whole groups: a group is leased, labelled and failed whole, no matter which process dies in between."""
 
 from __future__ import annotations
 
@@ -245,8 +245,8 @@ class GroupMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lost)
     @rule(data=st.data())
     def deliver_what_was_lost(self, data: st.DataObject) -> None:
-        """The labels of a call that come after its scorer was taken for dead: they count only while the replay has
-        given the unit to nobody else, not even to the scorer's next start, and has not dropped it."""
+        """Deliver the labels of a call after its scorer was taken for dead. They count only if the replay has neither
+        dropped the unit, nor given it to another scorer or to this scorer's next start."""
         worker, life, unit = self.lost.pop(data.draw(st.integers(0, len(self.lost) - 1)))
         if life == self.lives[worker] and unit in self.leased[worker]:
             return

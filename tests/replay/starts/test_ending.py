@@ -1,4 +1,4 @@
-"""The end of a run that nobody supervises: workers hear it, the replay ends, and a learner that goes on revokes it."""
+"""The end of a run without a supervisor: workers hear it, the replay ends, and a learner that goes on revokes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An episode starts with the newest version if its group would otherwise be trained too late, so that no group loses a
+"""An episode starts with the newest version if its group would otherwise be trained too late. Thus no group loses a
 version of its time to a transfer of weights. An actor over a slow link does not wait."""
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_an_actor_that_has_not_waited_for_long_waits_again(tmp_path: Path) -> No
 
 
 def test_the_first_episodes_that_end_do_not_judge_an_actor(tmp_path: Path) -> None:
-    """They are short, so they spend most of their time waiting."""
+    """The first episodes that end are short, so they spend most of their time waiting."""
     core = started(tmp_path, version=6)
     play(core, episodes=1, waited_s=0.0)
     core.publish(7)
@@ -210,7 +210,7 @@ def test_over_a_link_that_is_slower_than_steps_episodes_do_not_wait_for_each_tra
 @pytest.mark.slow
 @pytest.mark.parametrize("max_lag", [1, 2])
 def test_an_actor_whose_episodes_are_all_trained_in_the_next_batch_loses_no_time_to_transfers(max_lag: int) -> None:
-    """It has room for an eighth of a batch, and a transfer takes a quarter of the time of a version."""
+    """The actor has room for an eighth of a batch, and a transfer takes a quarter of the time of a version."""
     sizes = {"max_lag": max_lag, "batch_size": 64, "concurrency": 8}
     slow, fast = (forecast(transfer_s, token_s=1e-5, **sizes) for transfer_s in (5.0, 0.0))
     assert slow.trajectories_per_s > 0.95 * fast.trajectories_per_s

@@ -1,5 +1,5 @@
-"""How far actors may be ahead: it falls while complete groups wait, rises when the learner waits, and never passes the
-age bound."""
+"""The number of episodes that actors may be ahead falls while complete groups wait, and rises when the learner waits.
+It never passes the age bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers beside a replay at work: one that was killed costs no space, one that stays is named."""
+"""Readers of the store of a replay at work: one that was killed costs no space, one that stays is named."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train(client: ReplayClient, steps: range) -> None:
 def test_a_reader_that_is_killed_inside_a_transaction_costs_no_space_and_writes_go_on(
     tmp_path: Path, clock: Callable[[], float]
 ) -> None:
-    """Where the clock stands still, the write that finds no room is the first to look for dead readers."""
+    """The second clock never advances, so the write that finds no room is the first to look for dead readers."""
     settings = make_settings(high_water_bytes=MAP_BYTES // 2)
     with ReplayThread(tmp_path, settings, MAP_BYTES, clock) as replay:
         client = replay.client(give_up_s=60.0, retry_s=0.1)

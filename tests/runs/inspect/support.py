@@ -1,4 +1,4 @@
-"""A run folder as training leaves it: a store with episodes of several turns, and the configuration beside it."""
+"""A run folder as training leaves it, with a store of episodes of several turns, and with the configuration."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def write_config(folder: Path, **network: Any) -> None:
 
 
 def printed(what: RenderableType) -> str:
-    """What a terminal without colours shows."""
+    """Return the text that a terminal without colours shows."""
     output = StringIO()
     Console(file=output, width=120).print(what)
     return output.getvalue()

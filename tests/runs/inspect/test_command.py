@@ -27,7 +27,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Runs a command line beside the run folder runs/mine; returns status, output and errors."""
+    """Return a function that runs a command line where runs/mine is a run, and returns status, output and errors."""
     monkeypatch.chdir(tmp_path)
     core = make_run(Path("runs/mine"))
     core.configure(values_of(TrainConfig(data=DATA)))

@@ -81,7 +81,7 @@ def records(draw: st.DrawFn) -> StoredTrajectory:
 
 
 def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[bytes, bytes]:
-    """What a store would hold of them: equal bytes are equal in everything."""
+    """Return the bytes that a store would hold of them. Equal bytes mean that everything is equal."""
     return (
         join(encode(trajectory_message(trajectory))) if trajectory else b"",
         join(encode(labels_message(labels))) if labels else b"",

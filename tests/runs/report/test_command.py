@@ -35,7 +35,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m‮ </pre></style>"
 
 
 class Tags(HTMLParser):
-    """What a page is made of. `attributes` are those that could load something or run."""
+    """The tags and the text of a page. `attributes` are those that could load something or run."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

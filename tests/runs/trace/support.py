@@ -10,7 +10,7 @@ from typing import Any
 from asyncrl.observe.spans import spans_file
 
 BEGIN = 1_000_000_000
-"""When the run begins, in seconds since 1970."""
+"""The beginning of the run, in seconds since 1970."""
 REPLAY = "tcp://replay"
 Line = list[Any] | dict[str, Any]
 
@@ -36,7 +36,10 @@ def write(run_dir: Path, role: str, lines: Iterable[Line]) -> Path:
 
 
 def episode(name: str, start: float, seconds: float, ahead: float) -> list[Line]:
-    """What an actor records of an episode whose tool takes half of the time; its clock is `ahead` of the replay's."""
+    """Return the lines that an actor records of an episode whose tool takes half of the time.
+
+    The actor's clock is `ahead` of the replay's.
+    """
     start, tool = start + ahead, seconds / 2
     turn = (seconds - tool - 1.0) / 2
     return [

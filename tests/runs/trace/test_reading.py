@@ -1,4 +1,4 @@
-"""The spans of a run are read on one clock, whatever the files look like."""
+"""The spans of a run are read on one clock, even if clocks drift and files are damaged."""
 
 from __future__ import annotations
 

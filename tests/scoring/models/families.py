@@ -75,7 +75,7 @@ def seeded(model_class, config, seed=0):
 
 
 def log_odds(logits):
-    """Of pairs of logits, the second of which is the good one's."""
+    """Return the log-odds of the second logit of each pair, which is that of a good step."""
     probability = logits.softmax(-1)
     return probability[:, 1].log() - probability[:, 0].log()
 

@@ -30,7 +30,7 @@ LLAMA3 = (
 
 
 def byte_tokenizer(*tokens, template=None, bos=None, add_bos=False, merges=()):
-    """One token a byte, besides those named; `merges` are pairs of bytes that are one token."""
+    """A tokenizer with one token a byte, and the named tokens. `merges` are pairs of bytes that are one token."""
     symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
     vocabulary = {symbol: index for index, symbol in enumerate(symbols)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))

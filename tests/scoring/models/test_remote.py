@@ -172,7 +172,7 @@ def test_pauses_grow():
     with serving(lambda *_: (500, {})) as url, pytest.raises(UnavailableError, match="status 500"):
         JsonEndpoint(url, timeout_s=20.0, retries=3, pause=pause).post("", {})
     assert pauses == [0.1, 0.2, 0.4]
-    # Nobody listens there any more.
+    # No server listens there any more.
     with pytest.raises(UnavailableError, match="gave no scores"):
         remote(url, retries=1).score(BATCH)
 

@@ -68,7 +68,7 @@ def test_a_program_that_no_file_can_hold_is_wrong():
 
 
 class Slow(BuiltInSandbox):
-    """Its first program begins, and takes all of its time. The others cannot begin in theirs."""
+    """A sandbox whose first program begins, and takes all of its time. The others cannot begin in theirs."""
 
     ran = 0
 
@@ -87,7 +87,7 @@ def test_tests_whose_time_the_tests_before_took_are_out_of_time():
 
 
 class Overrunning(BuiltInSandbox):
-    """Its programs begin, and do not end in their time."""
+    """A sandbox whose programs begin, and do not end in their time."""
 
     async def run(self, program, limits, *, stdin=b"", errors=True):
         await asyncio.sleep(limits.wall_s + 0.01)
@@ -100,7 +100,7 @@ def test_a_program_that_overruns_costs_its_score_and_not_the_verification():
 
 
 class Failing(BuiltInSandbox):
-    """Its first program passes, and no other can be run."""
+    """A sandbox whose first program passes, and in which no other can be run."""
 
     ran = 0
 

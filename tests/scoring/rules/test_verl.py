@@ -54,7 +54,7 @@ class Careless(Manager):
 
 
 class Old(Manager):
-    """Of the time before `return_dict`."""
+    """A manager of the time before `return_dict`."""
 
     def __call__(self, data):
         return super().__call__(data)

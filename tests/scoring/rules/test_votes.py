@@ -14,7 +14,7 @@ from tests.scoring.fakes import rule_input
 
 
 def with_pred(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> dict[str, object]:
-    """As rules of verl return the answer that they read."""
+    """Return a score and the answer that was read, as rules of verl do."""
     return {"score": 1.0, "pred": solution_str[-1], "note": "is left out"}
 
 

@@ -29,7 +29,7 @@ def has(report: Sequence[str], *parts: str) -> bool:
 
 
 def placed(tmp_path: Path, hosts: Sequence[Host], *words: str) -> Placement:
-    """Where the processes of the translated run would be."""
+    """Return the placement of the translated run's processes on these hosts."""
     text, report = translated(None, ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.name=vllm", *words], None)
     assert "Fix before you start a run:" not in report
     file = tmp_path / "mine.yaml"

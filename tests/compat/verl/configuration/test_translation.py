@@ -47,7 +47,7 @@ def from_words(*words: str) -> Translated:
 
 
 def has(report: Sequence[str], *parts: str) -> bool:
-    """Whether one line has all of these parts."""
+    """Return whether one line of the report has all of these parts."""
     return any(all(part in line for part in parts) for line in report)
 
 

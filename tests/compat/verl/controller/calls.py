@@ -18,8 +18,10 @@ MESH = "mesh"
 
 
 def as_told(proto: Any, call: Call, perform: Callable[[Callable[..., Any], Sequence[Any]], Any]) -> Any:
-    """What each worker got, and what came back; or the classes of the error. `perform` makes the call of a group whose
-    workers run the function that it is given."""
+    """Return the arguments that the workers got and the result of the call, or the classes and message of its error.
+
+    `perform` makes the call of a group whose workers run the function that it is given.
+    """
     given: list[Any] = []
 
     def double(value: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Our worker groups beside verl's own, where ASYNCRL_VERL_PYTHON names a Python that has verl: every worker gets the
-same, and the same comes back."""
+"""Our worker groups compared with verl's own, if ASYNCRL_VERL_PYTHON names a Python that has verl: every worker gets
+the same arguments, and the same results come back."""
 
 from __future__ import annotations
 

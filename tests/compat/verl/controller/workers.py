@@ -26,7 +26,7 @@ def numbers(data: DataProto) -> list[int]:
 
 
 class Reporter(Worker):
-    """Its methods are named after their dispatch modes. `calls` has what each got."""
+    """A worker whose methods are named after their dispatch modes. `calls` has the rows of each batch that it got."""
 
     def __init__(self, tp_size: int = 1, pp_size: int = 1, cp_size: int = 1) -> None:
         super().__init__()
@@ -113,6 +113,6 @@ class Reporter(Worker):
 
 
 def seen_by(group: Any) -> Sequence[list[Any]]:
-    """What each worker's batches were."""
+    """Return the rows of the batches that each worker got."""
     found: Sequence[list[Any]] = group.seen()
     return found

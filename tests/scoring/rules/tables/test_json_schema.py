@@ -1,4 +1,4 @@
-"""How models write JSON, and what looks like it."""
+"""The ways in which models write JSON, and texts that look like it."""
 
 import json
 

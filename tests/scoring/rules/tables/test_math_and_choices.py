@@ -1,5 +1,5 @@
-"""How models write mathematics, which math-verify judges behind our choice of the final expression, and how they name
-the option C, another, several or none."""
+"""The ways in which models write mathematics, and in which they name the option C, another, several or none. We choose
+the final expression, and math-verify judges it."""
 
 from tests.scoring.rules.tables.judging import assert_judged, rows, sections, table
 

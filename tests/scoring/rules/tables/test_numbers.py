@@ -1,4 +1,4 @@
-"""How models write numbers. `exact_number` reads every answer, `gsm8k` those with the mark."""
+"""The ways in which models write numbers. `exact_number` reads every answer, `gsm8k` those with the mark."""
 
 import json
 from fractions import Fraction

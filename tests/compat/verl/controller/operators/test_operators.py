@@ -59,7 +59,7 @@ def prompts(settings: TrainConfig) -> DataProto:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """What the newest checkpoint in a folder has."""
+    """Load the tensors of the newest checkpoint in a folder."""
     newest = max(folder.glob("step-*"))
     return load_file(newest / "rank-00000.safetensors")
 
