@@ -59,7 +59,8 @@ class Composition:
 
     @property
     def label_needs(self) -> LabelNeeds:
-        """The scores that the labels of every trained episode must have."""
+        """The requirements for the labels of every trained episode: the scores that parts read, and the range of step
+        scores."""
         parts = (*self.rewards, self.advantage, *self.corrections, *self.streams)
         names = {name for part in parts for name in part.reads}
         return LabelNeeds(tuple(sorted(names - {*SCORES_OF_ALL})), self.advantage.needs_unit_steps)
@@ -73,6 +74,7 @@ class Composition:
 
     @property
     def rule_names(self) -> list[str]:
-        """The corrections' names in metrics, in order. A repeated name gets a number, as in `reject_2`."""
+        """The corrections' names in metrics, in order. A repeated name gets its index in the list: `reject_2` is the
+        third correction."""
         names = [rule.name for rule in self.corrections]
         return [name if names.index(name) == k else f"{name}_{k}" for k, name in enumerate(names)]

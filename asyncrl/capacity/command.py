@@ -306,7 +306,7 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
 
 def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast) -> Iterator[str]:
     """Yield notes on the bottleneck of the fastest forecast, and on forecasts outside of the measured range."""
-    lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
+    lags = ", ".join(f"{lag}: {share:.0%}" for lag, share in fastest.lags.items())
     sizes, decided = fastest.sizes, fastest.decided
     if len(forecasts) > 1:
         yield (

@@ -39,9 +39,10 @@ _JOINT = _OPEN + _CLOSE
 class Contents:
     """Hides special tokens in messages from a template, and encodes the template's renderings.
 
-    Special tokens are those of the tokenizer, and added tokens that the template's `source` names, but not `OWN_MARKS`.
-    `marks` are their texts. `reserved` is hidden as well. If a template marks turns with ordinary words, such as
-    `User:`, these are not hidden, and messages can forge them.
+    These are hidden, except `OWN_MARKS`: the tokenizer's special tokens, and its other added tokens that are in the
+    template's `source` and neither begin nor end with a letter or digit. `marks` are their texts. The text `reserved`,
+    which the caller uses in renderings of its own, is hidden as well. If a template marks turns with ordinary words,
+    such as `User:`, these are not hidden, and messages can forge them.
 
     Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """
@@ -116,7 +117,8 @@ class Contents:
 
 
 def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
-    """The tokens with which a template can begin or end a turn, without added tokens for words or blanks."""
+    """The tokens with which a template can begin or end a turn. Added tokens that are blank are left out, and so are
+    those that begin or end with a letter or digit, unless they are special."""
     return [
         token
         for token in tokenizer.added_tokens_decoder.values()
@@ -158,8 +160,8 @@ def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
 
 
 def _inside(normalize: Callable[[str], str], text: str) -> str:
-    """Normalise `text` as it would be in the middle of a text: it is put between two digits, which no normalizer
-    changes."""
+    """Normalise `text` as it would be in the middle of a text: it is put between two zeros. The normalizer must leave
+    these as they are."""
     # Some normalizers add a prefix to a whole text, or strip its ends.
     return normalize(f"0{text}0").partition("0")[2].rpartition("0")[0]
 

@@ -1,7 +1,7 @@
 """Records the tokens that the policy saw and sampled in an episode, and builds the trajectory from them.
 
-This is the only builder of trajectories: tool episodes, agents and demonstrations all record here. Nothing here waits
-or does I/O.
+This is the only builder of the trajectory of an episode that asyncrl plays: tool episodes, agents and demonstrations
+all record here. Nothing here waits or does I/O.
 
 An episode has one or more token sequences, called branches. A request for a completion repeats the whole conversation,
 and one of three things happens:

@@ -243,8 +243,9 @@ def _training(model: TrainedModel) -> Iterator[str]:
     if model.steps:
         last = model.steps[-1]
         trained = f"{last['step'] + 1} steps trained {_number(last.get('trajectories_trained'))} trajectories"
-        age = f"Episodes were at most {values['replay.max_lag']} versions older than the weights that they trained"
-        yield f"{trained}. {age if values['replay.max_lag'] else 'Training was on-policy'}.\n"
+        lag = values["replay.max_lag"]
+        age = f"Trained tokens were at most {lag} versions older than the weights that they trained"
+        yield f"{trained}. {age if lag else 'Training was on-policy'}.\n"
     if environment := model.environment:
         hardware = f"{environment.cores} CPU cores ({_plain(environment.cpu)})"
         if environment.gpus:
@@ -260,7 +261,7 @@ def _limits(model: TrainedModel) -> Iterator[str]:
         f"- These numbers are of one run with one seed ({model.values['run.seed']}). Another seed gives other numbers."
     )
     if model.evaluations:
-        yield "- The held-out tasks are of the same kind as the training tasks. Nothing was measured on other tasks."
+        yield "- Nothing was measured on other tasks than those of `data.eval`."
     else:
         yield "- Nothing was measured on held-out tasks. The training batches say little about new tasks."
     yield "- The model was trained to get a high reward. It may have learned to use faults of the reward."
@@ -310,8 +311,8 @@ def _last(path: str) -> str:
 
 
 def _tools(model: TrainedModel) -> list[str]:
-    """The tools that the policy could call. A file of tools is named instead of its tools. Agents and environments
-    bring their own, which the configuration does not list."""
+    """The names of the tools that the policy could call, and of files of tools. Empty if an agent or an environment
+    brings the tools, since the configuration does not list those."""
     values = model.values
     if values["actor.agent"] == VERL:
         turns: Any = values["actor.agent_options"]

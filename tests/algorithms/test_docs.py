@@ -34,6 +34,11 @@ def test_the_page_is_current_and_has_every_kind_and_the_example_that_is_tested()
     assert inspect.getsource(my_parts).partition('"""\n\n')[2] in PAGE
 
 
+def test_the_readme_counts_the_parts():
+    count = sum(len(registry.parts(kind)) for kind in registry.HOMES)
+    assert f"The {count} parts of algorithms" in (Path(__file__).parents[2] / "README.md").read_text()
+
+
 def test_a_presets_row_says_what_it_is_made_of():
     rows = {row[0]: "; ".join(row) for row in preset_rows()}
     assert "has a critic" in rows["`ppo`"]

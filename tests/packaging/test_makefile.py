@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def test_the_demo_installs_neither_linters_nor_tests_nor_sinks(tmp_path: Path) -
 @pytest.mark.parametrize("target", ["check", "test-quick"])
 def test_the_checks_and_the_tests_install_the_rest(target: str, tmp_path: Path) -> None:
     assert "--editable '.[dev]'" in commands_of(target, tmp_path)
+
+
+def test_the_page_of_gpu_servers_names_the_torch_that_is_installed() -> None:
+    (pin,) = re.findall(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert f"`make install` takes PyTorch {pin}. " in (ROOT / "docs" / "gpu.md").read_text()
 
 
 def test_what_is_fetched_is_announced_with_its_size_and_shown(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def _as_turn(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
             case "thinking":
                 thoughts.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
-                pass  # Thoughts are not needed to recognise that a later request repeats the turn.
+                pass  # Encrypted thoughts. A turn that a request repeats is recognised without its thoughts.
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": block.get("input")}
                 calls.append({"id": block.get("id"), "function": function})

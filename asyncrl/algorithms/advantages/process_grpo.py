@@ -8,8 +8,8 @@ from asyncrl.algorithms.parts import param
 class ProcessGrpo(Advantage):
     """Normalised step scores, summed over the current and all later steps.
 
-    Formula: A_t = (sum of s_k over the steps k that end at or after t) + outcome_weight grpo(outcome); s_k is the score
-    of step k, normalised over all steps of the group
+    Formula: A_t = (sum of s_k over the steps k that end at or after t) + outcome_weight o; s_k is the score of step k,
+    normalised over all steps of the group, and o the outcome, normalised over the group as the reward is by `grpo`
     Use: when a process model can tell right steps from wrong steps
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process
     supervision)

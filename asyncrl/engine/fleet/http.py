@@ -29,7 +29,7 @@ _BUSY = (408, 429)
 _NEEDS_QUOTING = re.compile(r"[^!-~]|[?#]")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LARGE = 1 << 16
-"""Bodies with more bytes than this are sent in pieces, so that the event loop can do other work in between."""
+"""aiohttp sends bodies with more bytes than this in pieces, so that the event loop can do other work in between."""
 
 
 class ServerRefusedError(EngineError):

@@ -1,8 +1,11 @@
 """Admission: the formula that bounds the age that data has when the learner trains on it.
 
 With B trajectories trained per policy version, at most `(max_lag + version + 1) * B` trajectories of the whole run may
-be accepted or in generation. A trajectory then waits for at most `max_lag` versions. With `max_lag = 0`, each version
-generates its own batch. (The replay server Reverb applies this formula only to inserts, which come after generation.)
+be accepted or in generation. If they are trained in the order of their starts, none waits for more than `max_lag`
+versions. In another order some may wait longer, and batches/planning.py evicts their groups. With `max_lag = 0`, each
+version generates its own batch.
+
+The replay server Reverb applies this formula only to inserts, which come after generation.
 
 A trajectory that may be trained R times counts R times, because the formula bounds uses. So the first batch already
 takes the room of R batches, and R takes the place of 1 in the formula. Oversampling adds a share of a batch for groups

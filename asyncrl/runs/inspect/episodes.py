@@ -165,9 +165,9 @@ def list_episodes(
     """List at most `limit` episodes. With `states`, list only episodes in one of these states. With `step` or
     `evaluation`, list only the episodes of that step or evaluation.
 
-    `sort` is a key of `SORT_KEYS`: the largest values come first, and episodes without a value last. Without `sort` the
-    newest ids come first, and only as many episodes as needed are read. `reverse` reverses the order. Raises
-    RefusedError: the step has no plan.
+    `sort` is a key of `SORT_KEYS`: the largest values come first. Without `sort` the newest ids come first. `reverse`
+    reverses the order, but episodes without a value always come last. Without `sort` and `step`, only as many
+    trajectories as needed are read, but all dead letters. Raises RefusedError: the step has no plan.
     """
     if step is not None:
         plan = required_plan(stored, step)

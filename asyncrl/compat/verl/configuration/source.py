@@ -89,7 +89,7 @@ class VerlConfig:
 
 
 def _check_number(value: Any, default: Any) -> None:
-    """Raises ValueError: verl's default is a number, and the value is none."""
+    """Raises ValueError: verl's default is a number, but `value` is set and is not a number."""
     if value is None or value == MISSING or type(default) not in (int, float) or isinstance(value, int | float):
         return
     try:
@@ -141,8 +141,8 @@ def read_noting(
 
 
 def _read_if_there(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, list[str]]:
-    """The file that a script names. If it does not exist, it is only a line: a script may be translated on a machine
-    that lacks its files."""
+    """The file that a script names. If there is no such file, return an empty configuration and a line that says so: a
+    script may be translated on a machine that lacks its files."""
     try:
         return _read_named(named, bases)
     except ConfigError as error:
@@ -169,7 +169,7 @@ def _read_named(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, lis
 
 
 def _apply(given: Section, read: ScriptWord, reason: str) -> None:
-    """Apply a word. `reason` says why a word is not known."""
+    """Apply a word. `reason` says why the value of a word is not known (`ScriptWord.is_known`)."""
     word = read.text
     if word.startswith("~"):
         section, _, name = word[1:].partition("=")[0].rpartition(".")
