@@ -317,8 +317,8 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
         limits = [sizes.wait_s for sizes in waiting if sizes.wait_s is not None]
         longest = f"{max(limits):g} s" if limits else "the time of a step"
         yield (
-            f"With wait and both, a step waits for old groups for at most {longest}. For another limit, change wait_s in "
-            "the file that --save writes, and name this file instead of the run."
+            f"With wait and both, a step waits for old groups for at most {longest}. For another limit, change "
+            "wait_s in the file that --save writes, and name this file instead of the run."
         )
     yield f"Lags of the trained trajectories of the fastest forecast: {lags}."
     if "evicted" in decided:
