@@ -4,8 +4,8 @@ A simulation around the real replay (`asyncrl.capacity`) runs the workloads of `
 has the same numbers of episodes at once, batches and groups, and rates like those of 0.6B models on H100s. All
 treatments get the same episodes. With `both`, a step waits for a few seconds, and then masks.
 
-A new version reaches the engines after TRANSFER_S, as on two H200. `--request-s` sets the time that each request adds to
-a pass of an engine: 1.25e-4 makes engines as slow as two SGLang servers were with short turns.
+A new version reaches the engines after TRANSFER_S, as on two H200. `--request-s` sets the time that each request adds
+to a pass of an engine: 1.25e-4 makes engines as slow as two SGLang servers were with short turns.
 
     python -m benchmarks.old_groups
 """
