@@ -1,8 +1,10 @@
 """Reads and shows runs: one reader of a run's folder, and one file for each view.
 
-Views read a run's folder only through `run.py`, and look for a run only through `finding.py`. The run may be running or
-have ended, and its folder may be a copy. No promise of docs/concepts.md depends on this package, but its views show if
-the promises hold. Only three subcommands of `asyncrl inspect` change a run.
+Views read a run's folder through `run.py`, and only this file opens a run's stores. They look for a run through
+`finding.py`. The run may be running or have ended, and its folder may be a copy. No promise of docs/concepts.md depends
+on this package, but its views show if the promises hold.
+
+Only three subcommands of `asyncrl inspect` change a run.
 
 In reading order:
 
