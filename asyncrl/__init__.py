@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.version import VERSION
+
 if TYPE_CHECKING:
     from asyncrl.commands.from_python import RunView as Run
     from asyncrl.commands.from_python import evaluate, train
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = ["Run", "evaluate", "train"]
 

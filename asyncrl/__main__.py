@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-import asyncrl
 from asyncrl.config.commands import COMMANDS, SLOW, show_role_help, usage
 from asyncrl.config.exits import EXIT_USAGE, end_quickly, exit_status
 from asyncrl.config.keys import did_you_mean
 from asyncrl.config.quiet import quiet_imports
+from asyncrl.version import VERSION
 
 SHOWS = ("-h", "--help", "-c", "--cfg", "--plan")
 """Options with which a command only prints something."""
@@ -31,7 +31,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if name in ("-h", "--help"):
         sys.stdout.write(usage())
     elif name == "--version":
-        sys.stdout.write(f"asyncrl {asyncrl.__version__}\n")
+        sys.stdout.write(f"asyncrl {VERSION}\n")
     elif name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
         sys.stderr.write(f"asyncrl: unknown command {name!r}{hint}\n")

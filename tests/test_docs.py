@@ -10,17 +10,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from asyncrl.__main__ import main
 from asyncrl.config.commands import COMMANDS
 from asyncrl.config.compose import composed
 from asyncrl.config.files import GROUPS
 from asyncrl.launch.plan import without_option
+from tests.helpers import status_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -88,14 +87,12 @@ def test_yaml_is_a_configuration(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)
-def test_commands_keys_and_options_exist(
-    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_keys_and_options_exist(page: str, words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     match words:
         case ["asyncrl", name, *rest]:
-            check_command(name, rest, monkeypatch, capfd)
+            check_command(name, rest, capfd)
         case ["python", "-m", module, *rest] if module.startswith("asyncrl.") and module.count(".") == 1:
-            check_command(module.removeprefix("asyncrl."), rest, monkeypatch, capfd)
+            check_command(module.removeprefix("asyncrl."), rest, capfd)
         case ["python", "-m", module, *_] if module.startswith(("asyncrl", "benchmarks", "tests")):
             assert importlib.util.find_spec(module)
         case [script, "--dry-run", *_] if script.startswith("launchers/"):
@@ -108,9 +105,7 @@ def test_commands_keys_and_options_exist(
             composed(words)
 
 
-def check_command(
-    name: str, rest: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def check_command(name: str, rest: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """The command's help has its options, and a role can compose its keys."""
     if name.startswith("-"):
         assert name == "--version"
@@ -118,13 +113,13 @@ def check_command(
     command = COMMANDS[name]
     subcommand = [rest[0]] if command.subcommands and rest else []
     assert not subcommand or subcommand[0] in command.subcommands
-    text = printed(["asyncrl", name, *subcommand, "--help"], monkeypatch, capfd)
+    text = printed([name, *subcommand, "--help"], capfd)
     for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
         assert option in text
     if command.is_role:
         composed(list(settings(rest)))
     if without_option(rest)[1] and not any("..." in word or word.startswith("cluster.hosts=") for word in rest):
-        assert "learner" in printed(["asyncrl", name, *rest], monkeypatch, capfd)
+        assert "learner" in printed([name, *rest], capfd)
 
 
 def settings(words: list[str]) -> Iterator[str]:
@@ -135,10 +130,8 @@ def settings(words: list[str]) -> Iterator[str]:
             yield word
 
 
-def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
-    monkeypatch.setattr(sys, "argv", arguments)
-    with suppress(SystemExit):
-        main()
+def printed(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    status_of(*arguments)
     return capfd.readouterr().out
 
 

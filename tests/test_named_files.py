@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -58,6 +59,28 @@ def test_every_heading_that_a_message_names_exists() -> None:
             titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.M)
             anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
             assert heading in anchors, f"{source.relative_to(ROOT)}: {page}#{heading}"
+
+
+FEW_MODULES, FEW_NAMED = 3, 2
+
+
+@pytest.mark.parametrize(
+    "package",
+    [folder for folder in sorted((ROOT / "asyncrl").rglob("*/")) if len(list(folder.glob("*.py"))) > FEW_MODULES],
+    ids=lambda package: str(package.relative_to(ROOT)),
+)
+def test_a_package_whose_docstring_names_files_names_all_of_them(package: Path) -> None:
+    text = docstring(package)
+    if len(set(re.findall(r"[\w/]+\.py\b", text))) >= FEW_NAMED:
+        named = f"{text}\n{docstring(package.parent)}"
+        modules = {file.stem for file in package.glob("*.py")} - {"__init__", "__main__"}
+        assert [each for each in sorted(modules) if not re.search(rf"\b{each}\.py\b|`{each}`", named)] == []
+
+
+def docstring(package: Path) -> str:
+    """The docstring of a package; empty if the folder is none."""
+    file = package / "__init__.py"
+    return ast.get_docstring(ast.parse(file.read_text())) or "" if file.exists() else ""
 
 
 def words(source: Path) -> str:

@@ -20,6 +20,17 @@ In reading order:
   lr_scale.py: the size of each update
 - algorithm.py: `Algorithm`, the only class that the learner calls; metrics.py: the numbers of a step
 
+Parts of one file: kl.py (KL forms), aggregation.py (how losses become one number), loss_streams.py (several losses with
+weights).
+
+Supporting files:
+- registry.py: a part by its kind and name; probe.py: a test of a user's own parts; docs.py, presets.py: the lists and
+  tables of parts and presets
+- proximal.py: the source of the proximal policy's log-probs; demonstrations.py: demonstrations in groups
+- old_tokens.py, restricted_tokens.py: tokens that are too old, or that a grammar restricted
+- log_ratios.py, divergences.py, ratio_bins.py: ratios and distances of two policies, and counts of ratios
+- group_statistics.py, linear_scan.py: statistics of groups, and discounted sums
+
 A new part is a new file in advantages/, losses/, corrections/ or rewards/. Discuss a change of an existing formula
 first, since runs depend on it.
 """

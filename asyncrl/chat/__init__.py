@@ -17,6 +17,12 @@ Files in reading order:
 - chat_checks.py: the checks before a run
 - from_config.py: opens a Chat from the configuration
 
+Supporting files:
+
+- backend.py: texts to tokens and back; prompt_lengths.py: prompts that are too long
+- history.py: a request's messages, compared with the recorded ones; image_blocks.py: the images in messages
+- thoughts.py: the thoughts in a turn
+
 The test of a new format of tool calls needs recorded renderings of the model's template. Do not change the tokens of a
 prompt or a suffix without need: stored trajectories and running episodes contain them.
 """

@@ -6,7 +6,8 @@ configuration. This package keeps no promise of its own: an evaluation relies on
 
 In reading order: `evaluate/__main__.py` (a run without training), `sft/__main__.py` (training without episodes),
 `trial/__main__.py` (one episode in this process), `export.py` and `merge/merge.py` (models from checkpoints), then
-`demo/__main__.py`.
+`demo/__main__.py`. `keys.py` makes CURVE keys, `checkpoints.py` finds the checkpoint that a command needs, and
+`from_python.py` has the commands for scripts and notebooks.
 
 Options, output for people, the demo and its ladder may change freely. Other programs read the files of `export` and
 `merge` and the output of `evaluate --json`, so these formats are stable.

@@ -13,6 +13,15 @@ checked configuration from KEY=VALUE words and files). Then `checks/` (combinati
 `load.py` (the start of every role). Then `exits.py` (the end of every command), `commands.py` (the table of commands),
 `changes.py`.
 
+Supporting files:
+
+- `keys.py`: all keys; `setting.py`: sets one key; `other_words.py`: words of other programs; `quoting.py`: values as
+  words of a command line.
+- `files.py`, `group_files.py`: the files that a run chooses; `variables.py`: environment variables in them.
+- `imports.py`, `extensions.py`: objects by their dotted paths, and the paths of extensions.
+- `locations.py`: the paths of a run's files; `unread.py`: scores that change nothing.
+- `completion.py`, `docs.py`: completion in a shell, and docs/configuration.md; `quiet.py`: silences libraries.
+
 You can freely change the texts of options, the defaults of options that are not `fixed`, and checks with their
 messages. `make docs` writes docs/configuration.md from the schema. `--help` must load only the standard library, to
 stay fast.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import asyncrl
+from asyncrl.version import PACKAGE
 
 GROUPS = ("algorithm", "engine", "scoring", "experiment")
 
@@ -13,8 +13,7 @@ GROUPS = ("algorithm", "engine", "scoring", "experiment")
 def config_dir() -> Path:
     """The folder of the shipped configuration files. In a checkout it is next to the package, and in an installed
     asyncrl it is inside the package."""
-    package = Path(asyncrl.__file__).parent
-    inside, beside = package / "configs", package.parent / "configs"
+    inside, beside = PACKAGE / "configs", PACKAGE.parent / "configs"
     return inside if inside.is_dir() else beside
 
 

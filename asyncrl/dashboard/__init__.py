@@ -12,6 +12,7 @@ In reading order:
 - `overview.py`, `series.py`: the state of a run, and its metrics as columns.
 - `episode_routes.py`, `episode_list.py`, `episode_texts.py`, `episode_page.py`, `group_page.py`: the kept episodes.
 - `vocabulary.py`, `pieces.py`, `token_values.py`: token ids to text, and the values of each token.
+- `plain.py`: values as JSON that every browser reads.
 - `page/`: the page itself, in plain JavaScript without a build.
 
 Addresses and answers may change together with the page, which is their only reader. A test opens the page in a browser.

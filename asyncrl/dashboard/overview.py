@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+from msgspec import to_builtins
 
 from asyncrl.config.changes import with_steps
 from asyncrl.config.option import as_yaml, part_text
@@ -114,7 +115,7 @@ def overview(run: Run) -> dict[str, Any]:
         **progress_of(run, settings.steps if settings else None),
         "max_lag": settings.replay.max_lag if settings else None,
         "dead_letters": sum(finite(row.get("depth_dead")) or 0 for row in replays),
-        "roles": plain(run.processes()),
+        "roles": plain(to_builtins(run.processes())),
         "warnings": [*health.warnings, *failing],
         "remarks": health.remarks,
         "shares": plain(recent_shares(evidence.actors)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.finding import find_folder, known_runs
+from asyncrl.runs.finding import find_folder, no_run
 from asyncrl.runs.run import Run
 
 
@@ -54,7 +54,7 @@ def _folders(name: str) -> list[Path]:
         return [folder.resolve()]
     within = sorted(each.resolve() for each in Path(name).glob("*") if _is_run(each))
     if not within:
-        raise ConfigError(f"{name} is no run: name the folder of a run, which has a {CONFIG_FILE}{known_runs(_is_run)}")
+        raise no_run(name, _is_run)
     return within
 
 

@@ -10,7 +10,14 @@ In reading order:
 - `reading.py`: files as a sequence of tasks; `row_tasks.py`: a row as a task; `layout.py`: files whose columns have
   other names.
 - `tables.py`, `json_rows.py`: files as rows; `sources.py`: sources that are not files.
-- `command.py`: the command `asyncrl data`, with one file per data set in `converters/`.
+- `command.py`: the command `asyncrl data`, with one file per data set in `converters/`; `writing.py`: tasks as Parquet.
+
+Supporting files:
+
+- `facts.py`: facts about tasks, and their ids; `columns.py`: types of columns; `recognised.py`: columns of other names;
+  `query.py`: the texts that name sources.
+- `rows.py`, `made_rows.py`: access to single rows; `row_images.py`: the images of a row.
+- `demonstrations.py`: demonstrations from files.
 
 Converters, sources and file types may be added freely. The ids of tasks and the order of rows must not change, because
 stored episodes refer to them.

@@ -13,7 +13,8 @@ fleet/completion.py, fleet/partial_turn.py.
 Files in reading order: base.py (the protocol), scheduler.py, cache.py, passes.py and embedded.py (continuous batching
 in this process), and graphed/ (the same on a GPU by CUDA graphs). Then fleet/fleet.py (many servers as one engine),
 fleet/completion.py, fleet/endpoint.py, fleet/updater.py, fleet/server.py (the protocol of a server), sglang/ and vllm/.
-opening.py opens an engine of any kind, and from_config.py reads the configuration.
+opening.py opens an engine of any kind, and from_config.py reads the configuration. Supporting files: sampling.py (the
+choice of a token), router_watch.py (the experts of a pass) and scripted.py (an engine without a model).
 
 A kind of server, a route of weights into servers (with a row in weights/routes.py), or another rule for batching
 requests may be added. Ask before you change `Engine`, or the rule that a sampled token has a log-prob and a version.

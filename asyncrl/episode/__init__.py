@@ -9,10 +9,12 @@ This package keeps these promises (the numbers are those of docs/concepts.md):
 
 Files in reading order: `episode.py` runs an episode, `tool_player.py` leads its conversation with asyncrl's own tools
 and users, and `recorder.py` is the only builder of trajectories. `branches.py` holds the token sequences of an episode,
-called branches, and `limits.py` says how many tokens they may have.
+called branches, and `limits.py` says how many tokens they may have. `claims.py` compares an agent's account of its
+episode with the record.
 
 `completions.py` reads sampled tokens, `steps.py` splits turns into steps, and `images.py` places images among tokens.
 `group_demonstrations.py` and `demonstrations.py` make tokens of demonstrations, for groups and for fine-tuning.
+`from_config.py` renders those of a run.
 
 `recorder.py` lists invariants that always hold. `tests/episode/test_recorder.py` tries to break them.
 """

@@ -13,6 +13,13 @@ In reading order: `local.py` (`asyncrl train`, from the checks to the end), `cla
 with `hosts/`, `ray/` and `slurm/`, `addresses.py`, `supervisor.py`. `autoscale.py` and `scaling.py` change a running
 run, and `doctor/` checks a host.
 
+Supporting files:
+
+- `plan.py`, `resume.py`, `stop.py`: `asyncrl train --plan`, `asyncrl resume` and `asyncrl stop`.
+- `processes.py`, `role_process.py`, `process_records.py`: the commands of roles, their processes, and the file
+  `processes.json`.
+- `run_folder.py`, `start_warnings.py`: the folder of an earlier start, and the warnings of this one.
+
 You can freely change a check of `preflight/`, a rule of `autoscale.py`, a diagnosis of `doctor/`. The placement is the
 same for all launchers and after each restart, so a change of its rules moves the processes of runs that resume.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -11,14 +10,15 @@ from asyncrl.config.locations import CHECKPOINTS, CONFIG_FILE, IDENTITY_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.replay.store.store import in_use
 from asyncrl.replay.store.transaction import Transaction
-from asyncrl.replay.stored import StoredRun, shard_paths
+from asyncrl.replay.stored import shard_paths
+from asyncrl.runs.run import STORE, Run
 
-_STORE, _METRICS = "replay", "metrics"
+_METRICS = "metrics"
 
 
 def store_folders(run_dir: Path) -> list[Path]:
     """Return the folders of the shards that the run's replay has begun."""
-    return sorted(file.parent for file in (run_dir / _STORE).rglob("data.mdb"))
+    return sorted(file.parent for file in (run_dir / STORE).rglob("data.mdb"))
 
 
 def has_store(run_dir: Path) -> bool:
@@ -31,12 +31,12 @@ def is_begun(run_dir: Path) -> bool:
 
     Raises StoreError: its store cannot be read.
     """
-    store = run_dir / _STORE
+    store = run_dir / STORE
     if any((run_dir / CHECKPOINTS).glob("*")):
         return True
     if not any(store.rglob("data.mdb")):
         return False
-    with closing(StoredRun(store)) as stored:
+    with Run(run_dir).stored() as stored:
         return any(map(in_use, shard_paths(store))) or any(stored.each(Transaction.count, "plans"))
 
 
@@ -51,7 +51,7 @@ def set_aside(run_dir: Path) -> Path:
     aside = next(folder for folder in folders if not folder.exists())
     try:
         aside.mkdir()
-        for name in (_STORE, _METRICS, CONFIG_FILE, IDENTITY_FILE):
+        for name in (STORE, _METRICS, CONFIG_FILE, IDENTITY_FILE):
             # A link moves as a link. The configuration moves after the store, so that an interrupted move is repeated.
             if os.path.lexists(run_dir / name):
                 (run_dir / name).rename(aside / name)

@@ -29,7 +29,7 @@ from asyncrl.config.load import MESSAGE
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.errors import AsyncrlError
 from asyncrl.launch.ownership import StopRequests
-from asyncrl.launch.process_records import ProcessRecord, ProcessRecords
+from asyncrl.launch.process_records import ProcessRecords, record_of
 from asyncrl.launch.role_process import LocalProcess, NotStarted, RoleCommand, RoleProcess, Start
 from asyncrl.machine.activity import FINISH_S, Pulse
 from asyncrl.machine.activity import VARIABLE as HEARTBEAT_VARIABLE
@@ -290,7 +290,7 @@ class Supervisor:
 
     def _record(self) -> None:
         children = (*self._leaving, *self._children.values())
-        self._records.write({each.role.name: ProcessRecord.of(each.process, each.starts - 1) for each in children})
+        self._records.write({each.role.name: record_of(each.process, each.starts - 1) for each in children})
 
     def _drain(self, interval_s: float) -> None:
         """Let the roles that drain finish their work, while all other roles keep running."""

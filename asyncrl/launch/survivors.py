@@ -21,12 +21,12 @@ import psutil
 
 from asyncrl.config.locations import ALIVE_FOLDER, PROCESSES_FILE
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
-from asyncrl.launch.process_records import ProcessRecord, read_records
 from asyncrl.machine.activity import FINISH_S
 from asyncrl.machine.activity import VARIABLE as HEARTBEAT_VARIABLE
 from asyncrl.machine.identity import ProcessIdentity, boot_of, this_kernel
 from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.machine.process import STOP_S
+from asyncrl.runs.processes import ProcessRecord, read_records
 
 log = logging.getLogger(__name__)
 

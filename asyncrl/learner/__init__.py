@@ -17,6 +17,14 @@ Files in reading order:
 - `run.py` and `models.py`: load the models and build the loop from the settings in `settings.py`.
 - `from_config.py`: the only file here that reads the whole configuration.
 
+Supporting files:
+
+- `demonstrations.py`, `imitating.py`: the demonstrations of a step, and their gradient.
+- `memory.py`, `colocation.py`, `compiling.py`: models in the memory of a GPU, GPUs that engines use in turns with the
+  learner, and compiled layers.
+- `step_metrics.py`, `profiling.py`: the metrics of a step, and records of chosen steps.
+- `stop_request.py`: the request to stop, for all ranks.
+
 The folders are `ranks/`, `batch/`, `model/` and `checkpoint/`: each imports only from the folders before it. You may
 change metrics and logs freely. All ranks must call collectives in the same order.
 """

@@ -13,6 +13,13 @@ Files in reading order: opening.py (a model's configuration), shapes.py, weight_
 may get asyncrl's attention), packed_layout.py, packed_attention.py, logprobs.py. Some models also need routing.py and
 routers.py (experts), vision.py and images.py, adapters.py (LoRA) or freezing.py.
 
+Supporting files:
+
+- source.py, overrides.py: a model's files, and changes to its configuration
+- tokenizer.py, end_tokens.py: the tokenizer, and the tokens that end a turn
+- gpu_attention.py, cudnn_attention.py, plain_attention.py: three ways to compute attention
+- devices.py, flops.py: devices, and the work that a model needs
+
 You may add kernels, families of routers and of image models, and rules for freezing. Each needs a test that shows equal
 results. Ask before you change the published names (weight_format.py) or the bytes of a token's experts (routing.py):
 runs have them in their stores.

@@ -18,13 +18,13 @@ from typing import Any
 import xxhash
 import yaml
 
-import asyncrl
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.config.option import as_yaml
 from asyncrl.machine.files import write_whole
 from asyncrl.runs.environment import Environment
 from asyncrl.runs.lines import Row
 from asyncrl.runs.run import Run
+from asyncrl.version import VERSION
 
 CARD, PICTURE = CARD_FILES
 HERE = "."
@@ -288,7 +288,7 @@ def _checksum(text: str) -> str:
 
 
 def _version(model: TrainedModel) -> str:
-    return model.environment.asyncrl if model.environment else asyncrl.__version__
+    return model.environment.asyncrl if model.environment else VERSION
 
 
 def _is_on_hub(path: str) -> bool:

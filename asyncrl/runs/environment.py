@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-import asyncrl
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.gpus import driver_gpus
+from asyncrl.version import PACKAGE, VERSION
 
 ENVIRONMENT_FILE = "environment.json"
 PACKAGES = (
@@ -102,8 +102,8 @@ def this_environment(now: float) -> Environment:
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        asyncrl=asyncrl.__version__,
-        commit=_commit(Path(asyncrl.__file__).parents[1]),
+        asyncrl=VERSION,
+        commit=_commit(PACKAGE.parent),
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)),
         memory=psutil.virtual_memory().total,

@@ -37,8 +37,7 @@ TEXTS = ("newest_failure", "refusing", "solved")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The rows of a run at one moment. Rows that an earlier version of asyncrl wrote may lack some
-    metrics.
+    """The rows of a run at one moment. A row lacks the metrics that its role has not measured.
 
     - `folder`: the run's folder, for the commands in sentences.
     - `first`, `newest`: consecutive rows of trained steps at the beginning and at the end; `spread`: rows of the whole

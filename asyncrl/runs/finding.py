@@ -26,6 +26,11 @@ def known_runs(fits: Callable[[Path], bool]) -> str:
     return f"; there are {', '.join(found)}" if found else ""
 
 
+def no_run(name: str, fits: Callable[[Path], bool]) -> ConfigError:
+    """The error for a `name` that no run has. It names the folders in `runs/` that fit."""
+    return ConfigError(f"{name} is no run: name the folder of a run, which has a {CONFIG_FILE}{known_runs(fits)}")
+
+
 def _has_config(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file()
 
@@ -54,9 +59,7 @@ def require_run(name: str) -> Run:
             raise ConfigError(
                 f"{starting.folder} is starting and has no {CONFIG_FILE} yet: try again once its roles run"
             )
-        raise ConfigError(
-            f"{name} is no run: name the folder of a run, which has a {CONFIG_FILE}{known_runs(_has_config)}"
-        )
+        raise no_run(name, _has_config)
     return run
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from asyncrl.config.changes import ConfigChange, by_key
-from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SOLVED_FILE, START_WARNINGS_FILE, SUMMARY_FILE
+from asyncrl.config.locations import CONFIG_FILE, SOLVED_FILE, START_WARNINGS_FILE, SUMMARY_FILE
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.machine.owner import owner_of
@@ -29,6 +29,7 @@ from asyncrl.runs.environment import Environment, environments_of
 from asyncrl.runs.from_config import read_config, settings_of
 from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.runs.lines import LineFile, Row, Tail, each_line, each_row, measured, newest_rows, open_lines, sampled_rows
+from asyncrl.runs.processes import ProcessRecord, read_records
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.trace.reading import Trace
 
@@ -150,11 +151,12 @@ class Run:
         found = _json(self.folder / START_WARNINGS_FILE).get("warnings")
         return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
-    def processes(self) -> dict[str, dict[str, Any]]:
+    def processes(self) -> dict[str, ProcessRecord]:
         """The host, the process and the restarts of each role, as the supervisor wrote them; empty if the roles were
         started by hand."""
-        found = _json(self.folder / PROCESSES_FILE)
-        return {name: role for name, role in found.items() if isinstance(role, dict)}
+        with suppress(OSError):
+            return read_records(self.folder)
+        return {}
 
     def environments(self) -> list[Environment]:
         """The newest start of the run on each of its hosts."""

@@ -13,6 +13,7 @@ from typing import Any
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.machine.doing import Doing, read_doing
 from asyncrl.runs.lines import Tail
+from asyncrl.runs.processes import ProcessRecord
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.status import StatusSample, StoreSummary
@@ -130,11 +131,11 @@ class RolesReader:
         self._run, self._clock = run, clock
         self._tails: dict[str, Tail] = {}
 
-    def read(self, processes: Mapping[str, Mapping[str, Any]], shards: int) -> dict[str, RoleNow]:
+    def read(self, processes: Mapping[str, ProcessRecord], shards: int) -> dict[str, RoleNow]:
         """The roles in `processes`, which the supervisor of a run with `shards` shards wrote."""
         return {name: self._role(name, record, shards) for name, record in processes.items()}
 
-    def _role(self, name: str, record: Mapping[str, Any], shards: int) -> RoleNow:
+    def _role(self, name: str, record: ProcessRecord, shards: int) -> RoleNow:
         now, beats = self._clock(), self._run.folder / ALIVE_FOLDER / name
         try:
             silent_s = max(0.0, now - beats.stat().st_mtime)
@@ -148,9 +149,9 @@ class RolesReader:
             row.update(self._row(file, now))
         return RoleNow(
             name,
-            runs=bool(record["pid"]),
-            placed=bool(record["host"]),
-            restarts=int(record["restarts"]),
+            runs=bool(record.pid),
+            placed=bool(record.host),
+            restarts=record.restarts,
             silent_s=silent_s,
             does=does,
             does_s=max(0.0, now - does.since) if does else 0.0,

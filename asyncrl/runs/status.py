@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import to_builtins
+
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.ids import is_evaluation, opening_order
 from asyncrl.replay.batches import cohorts
@@ -232,7 +234,7 @@ def describe(
         },
         "readers": [reader for each in live for reader in each["readers"]],
         "failing": [each["failing"] for each in live if each["failing"]],
-        "processes": processes,
+        "processes": to_builtins(processes),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import disk_usage
@@ -17,7 +17,6 @@ from typing import Any
 
 from asyncrl.errors import StoreError
 from asyncrl.replay.store.environment import NO_ROOM_BYTES
-from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.advice import advise
 from asyncrl.runs.elapsed import newest_start
 from asyncrl.runs.finding import require_store
@@ -140,11 +139,11 @@ class RunWatch:
 
     def _look(self) -> Stalls:
         settings = self.run.settings()
-        try:
-            require_store(self.run)
-            stored = StoredRun(self.run.store)
-        except StoreError:
-            return self._reader.read(None, settings)
-        with closing(stored):
+        with ExitStack() as stack:
+            try:
+                require_store(self.run)
+                stored = stack.enter_context(self.run.stored())
+            except StoreError:
+                return self._reader.read(None, settings)
             now = sample(stored, LiveReplay(self.run, stored, self._give_up_s), time.monotonic())
             return self._reader.read(now, settings)

@@ -10,10 +10,11 @@ reward manager judges as a whole is leased as a whole. All its members get label
 In reading order:
 - worker.py: the loop of a scorer; scorer.py: the scores of leased trajectories
 - labels.py: labels from scores; shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
-- verifier.py, judges.py, judge_program.py: rules in separate processes; answers.py: the texts that rules read
+- verifier.py, judges.py, judge_program.py, pipe.py: rules in separate processes; answers.py: the texts that rules read
 - rules/: one file for each rule (rules/registry.py finds a rule by its name); asserts/: unit tests of a program
 - models/: process reward models and outcome models, one file for each family; transcript.py: the texts that they read
 - managers.py: verl's reward managers, which judge whole groups; step_rewards.py: a user's function that rewards steps
+- samples.py: scored episodes in the log
 
 A new rule needs a file in rules/ and its name in rules/registry.py; a new family of models needs a file in models/ and
 its name in models/registry.py. Discuss a change of an existing score first, since runs train on it.

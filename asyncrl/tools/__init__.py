@@ -12,6 +12,13 @@ Files in reading order: `base.py` has the base class of tools, `toolbox.py` open
 `interactions/` has simulated users, `environments/` environments, `mcp/` tools of MCP servers, and `search/` the tool
 `search`. `python_sandbox.py` and `python_session.py` run programs, `fetch.py` reads web pages.
 
+Supporting files:
+
+- `results.py`: the results of calls. `prompts.py`: the lengths of prompts with their tools.
+- `sessions.py`: the Python sessions of episodes. `page_text.py`: the text of a web page.
+- `call_threads.py`, `contained.py`: users' code that hangs, or that would end the actor.
+- `delayed.py`: slow tools, for measurements.
+
 To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. The
 code of users derives from the classes below, so the signatures of these classes must not change.
 """

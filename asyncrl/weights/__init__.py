@@ -14,6 +14,12 @@ the learner gives one version to all routes), receiver.py (the engine's side), m
 route: server.py and zmq_route.py, broadcast.py and distributed_route.py, folders.py and disk_route.py. delta.py reduces
 the bytes of a push to the changes since the last version. from_config.py makes the settings of routes.
 
+Supporting files:
+
+- preparation.py: the checksums and the delta of a version; requests.py: the requests of an engine
+- buckets.py: buffers of many tensors; stored_tensors.py: frozen tensors, which need not travel
+- group.py, nccl.py: the process group of the learner and engines; threads.py: threads for this work
+
 You may add a route, change the encoding of deltas, buckets, threads and limits. Ask before you change the manifest or
 the protocol in transfers.py: the learner and the engines of a run must use the same ones.
 """

@@ -18,10 +18,10 @@ import pytest
 
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.ownership import exclusively
-from asyncrl.launch.process_records import ProcessRecord, read_records
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine.activity import VARIABLE
 from asyncrl.machine.identity import ProcessIdentity, boot_of, this_kernel
+from asyncrl.runs.processes import ProcessRecord, read_records
 from tests.helpers import until
 
 pytestmark = pytest.mark.slow

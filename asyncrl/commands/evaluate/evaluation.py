@@ -6,7 +6,6 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from asyncrl.launch.preflight.task_files import read_files
 from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
-from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.finding import find_run
 from asyncrl.runs.run import Run
 from asyncrl.text import json_text
@@ -108,7 +106,7 @@ def evaluate(
         else:
             play(measured, folder, stop or process.stop_on_signals())
         sources = [task.data_source for task in run_tasks(measured).usable(request.data, held_out=True)]
-        with closing(StoredRun(folder / "replay")) as stored:
+        with Run(folder).stored() as stored:
             result = read_result(stored, sources, request.attempts, threshold)
         write_whole(
             folder / RESULT_FILE, f"{json_text(_described(config.actor.temperature, request, steps, result))}\n"

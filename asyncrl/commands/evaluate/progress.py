@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.markup import escape
 from asyncrl.errors import StoreError
 from asyncrl.machine.long_work import LongWork
 from asyncrl.replay.store.records import EvaluationRecord
-from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.run import Run
 from asyncrl.text import duration
 
 VERSION = 0
@@ -26,7 +25,7 @@ class EvaluationProgress:
     often."""
 
     def __init__(self, folder: Path) -> None:
-        self._replay = folder / "replay"
+        self._run = Run(folder)
         self._console = Console(stderr=True)
         self._status = self._console.status("starting")
         self._next = 0.0
@@ -54,7 +53,7 @@ class EvaluationProgress:
             self._console.print(escape(line), soft_wrap=True, highlight=False)
 
     def _line(self) -> str:
-        done, total, line = progress_line(self._replay)
+        done, total, line = progress_line(self._run)
         if total and self._work is None:
             self._work = LongWork("evaluating", total - done, "attempts")
             self._before = done
@@ -64,12 +63,12 @@ class EvaluationProgress:
         return line if self._work.left_s is None else f"{line}  {duration(self._work.left_s)} left"
 
 
-def progress_line(replay: Path) -> tuple[int, int, str]:
+def progress_line(run: Run) -> tuple[int, int, str]:
     """The number of finished attempts, the number of all attempts, and a line of progress with the newest failure.
 
     Raises StoreError: there is no store yet.
     """
-    with closing(StoredRun(replay)) as stored:
+    with run.stored() as stored:
         records = [record for record in stored.each(EvaluationRecord.load, VERSION) if record is not None]
         letters = stored.dead_letters()
     if not records:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from asyncrl.data.from_config import run_tasks
 from asyncrl.ids import held_out_row
 from asyncrl.replay.store.records import TrajectoryState
-from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.from_config import read_config
+from asyncrl.runs.run import Run
 
 
 def samples(folder: Path, count: int) -> Iterator[str]:
@@ -26,7 +25,7 @@ def samples(folder: Path, count: int) -> Iterator[str]:
     tasks = run_tasks(config).usable(config.data.eval, held_out=True)
     tokenizer = open_tokenizer(config.model)
     shown: Counter[str] = Counter()
-    with closing(StoredRun(folder / "replay")) as stored:
+    with Run(folder).stored() as stored:
         for name, record in stored.records():
             if record.state is not TrajectoryState.EVALUATED or shown[record.data_source] == count:
                 continue

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import asyncrl
 from asyncrl.errors import DataError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
+from asyncrl.version import PACKAGE
 
-PROGRAMS = Path(asyncrl.__file__).parent / "agents" / "programs"
+PROGRAMS = PACKAGE / "agents" / "programs"
 """The folder of programs that run in other Pythons. It is found by its path, because this package must not import
 `agents`."""
 REASON_LINES = 3

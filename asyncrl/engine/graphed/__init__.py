@@ -9,6 +9,7 @@ Files in reading order:
 - inputs.py has the inputs of a pass, and static_pass.py the pass as a function over static tensors
 - attention.py and kernel.py compute attention over the cache, and norms.py the norms
 - capture.py records a function as a CUDA graph
+- decoding.py has the sequences on the device, and unread.py the sampled tokens that requests do not have yet
 - passes.py has the methods of `engine.passes.Passes`, and opening.py chooses between the two
 
 Tests run all of it on a CPU, without graphs.

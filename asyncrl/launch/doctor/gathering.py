@@ -14,7 +14,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-import asyncrl
 from asyncrl.engine.sglang.probe import sglang_version
 from asyncrl.launch.doctor.facts import (
     AcceleratorFacts,
@@ -28,6 +27,7 @@ from asyncrl.launch.doctor.facts import (
 from asyncrl.launch.doctor.sharing import share
 from asyncrl.machine.gpus import driver_gpus
 from asyncrl.text import reason_of
+from asyncrl.version import PACKAGE
 
 PCI, NVIDIA, DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
 RDMA = Path("/sys/class/infiniband")
@@ -171,7 +171,7 @@ def _version(package: str) -> str:
 def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
     """Yield the packages among `names` whose version differs from the constraints.txt of the checkout, with both
     versions."""
-    constraints = Path(asyncrl.__file__).parents[1] / "constraints.txt"
+    constraints = PACKAGE.parent / "constraints.txt"
     lines = constraints.read_text().splitlines() if constraints.is_file() else []
     for name, sign, pinned in (line.partition("==") for line in lines):
         # A build of torch for CUDA adds the CUDA version to its own, such as 2.9.0+cu128.

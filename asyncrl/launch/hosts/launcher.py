@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import asyncrl
 from asyncrl.config.bind import is_loopback
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.config.schema import ClusterConfig
@@ -54,6 +53,7 @@ from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.child import ending_with_parent, opened_log
 from asyncrl.machine.identity import ProcessIdentity
 from asyncrl.machine.shared_folder import answer_to, canary
+from asyncrl.version import VERSION
 
 log = logging.getLogger("asyncrl.train")
 
@@ -114,8 +114,8 @@ class HostsLauncher:
             said = " ".join(done.stderr.strip().splitlines()[-2:])
             why = said or f"status {done.returncode}"
             return f"{where} cannot run asyncrl ({why}): {shlex.join(shown_words(command))}"
-        if told["version"] != asyncrl.__version__:
-            return f"{where} has asyncrl {told['version']}, this host {asyncrl.__version__}; install the same version"
+        if told["version"] != VERSION:
+            return f"{where} has asyncrl {told['version']}, this host {VERSION}; install the same version"
         if not told["sees"] or not answer_to(file, index).exists():
             return (
                 f"{where} does not share the folder {self._run_dir}; set run.dir to one that all hosts read and write"

@@ -30,12 +30,12 @@ from pathlib import Path
 
 import msgspec
 
-import asyncrl
 from asyncrl.launch.survivors import Survivor, end_all, end_here
 from asyncrl.machine import process
 from asyncrl.machine.child import kill_group, start_child
 from asyncrl.machine.identity import ProcessIdentity, this_kernel
 from asyncrl.machine.shared_folder import answer_to, sees
+from asyncrl.version import VERSION
 
 ALIVE, STOP, DRAIN, KILL = b".", b"s", b"d", b"k"
 STARTED = b"asyncrl role "
@@ -127,7 +127,7 @@ def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
 
         gpus = torch.cuda.device_count()
     cpus = len(os.sched_getaffinity(0))
-    return {"version": asyncrl.__version__, "sees": seen, "gpus": gpus, "cpus": cpus}
+    return {"version": VERSION, "sees": seen, "gpus": gpus, "cpus": cpus}
 
 
 def main() -> None:

@@ -141,6 +141,8 @@ def missing_folder(path: str) -> str | None:
         if not (folder / "config.json").is_file():
             return "the folder has no config.json: name the folder of a model"
         return None if any(any(folder.glob(each)) for each in WEIGHTS) else "the folder has no weight files"
+    if folder.is_file():
+        return "it is a file: name the folder of a model"
     if folder.is_absolute():
         return f"there is no such folder{near_path(path)}"
     if path.startswith(".") or path.count("/") > 1:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.preflight.importing import NamedCode, refused_imports
 from asyncrl.launch.preflight.models import missing_folder
 from asyncrl.machine.remote_folder import is_url
+from asyncrl.version import PACKAGE
+
+PART_NAME = re.compile(r'^    name = "(.+)"$', re.M)
 
 
 def check_paths(
@@ -31,13 +35,13 @@ def check_paths(
     scoring: ScoringConfig,
     stop: threading.Event | None = None,
 ) -> None:
-    """Raises DataError or ConfigError, with a line for each path, built-in tool and built-in rule that does not exist;
-    StoppedError: `stop` was set."""
+    """Raises DataError or ConfigError, with a line for each path, and each built-in tool, rule and part of the
+    algorithm that does not exist; StoppedError: `stop` was set."""
     files = missing_data(data, algorithm.sft.path)
     lines = [*files.values()]
     if not is_url(model.path) and (reason := missing_folder(model.path)):
         lines.append(f"model.path={model.path}: {reason}")
-    lines += _unknown_names(actor, scoring)
+    lines += _unknown_names(algorithm, actor, scoring)
     lines += refused_imports(named_code(data, algorithm, actor, scoring), stop)
     if lines:
         raise (DataError if len(lines) == len(files) else ConfigError)("\n".join(lines))
@@ -129,13 +133,14 @@ def _of_scoring(scoring: ScoringConfig) -> Iterator[NamedCode]:
     yield NamedCode(f"scoring.outcome_model.family={scoring.outcome_model.family}", scoring.outcome_model.family)
 
 
-def _unknown_names(actor: ActorConfig, scoring: ScoringConfig) -> Iterator[str]:
-    """Yield a line for each name that is neither a built-in tool or rule nor a path."""
+def _unknown_names(algorithm: AlgorithmConfig, actor: ActorConfig, scoring: ScoringConfig) -> Iterator[str]:
+    """Yield a line for each name that is neither a built-in tool, rule or part of the algorithm nor a path."""
     from asyncrl.scoring.rules.registry import refuse_unknown as refuse_unknown_rule
     from asyncrl.tools.registry import refuse_unknown as refuse_unknown_tool
 
     checks = [partial(refuse_unknown_tool, name) for name in actor.tools]
     checks += [partial(refuse_unknown_rule, code.path, code.setting) for code in _of_rules(scoring)]
+    checks += [partial(_refuse_unknown_part, key, name) for key, name in _parts(algorithm)]
     for check in checks:
         try:
             check()
@@ -143,11 +148,32 @@ def _unknown_names(actor: ActorConfig, scoring: ScoringConfig) -> Iterator[str]:
             yield str(error)
 
 
-def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[NamedCode]:
-    for kind, chosen in vars(algorithm).items():
+def _parts(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of each part of the algorithm."""
+    for key, chosen in vars(algorithm).items():
         for part in chosen if isinstance(chosen, list) else [chosen]:
             if isinstance(part, PartConfig):
-                yield NamedCode(f"algorithm.{kind}={part.name}", part.name)
+                yield key, part.name
+
+
+def _refuse_unknown_part(key: str, name: str) -> None:
+    """Raises ConfigError: `name` is neither a built-in part of the algorithm nor a path."""
+    if "." not in name and name not in part_names():
+        from asyncrl.algorithms.registry import find
+
+        find(key.removeprefix("value_"), name)
+
+
+@cache
+def part_names() -> frozenset[str]:
+    """The names of all built-in parts of algorithms, from their sources: importing the parts would load torch."""
+    sources = (PACKAGE / "algorithms").rglob("*.py")
+    return frozenset(name for source in sources for name in PART_NAME.findall(source.read_text()))
+
+
+def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[NamedCode]:
+    for key, name in _parts(algorithm):
+        yield NamedCode(f"algorithm.{key}={name}", name)
 
 
 def _of_managers(scoring: ScoringConfig) -> Iterator[NamedCode]:

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-import asyncrl
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, EXIT_USAGE
 from asyncrl.config.load import role_main
@@ -54,6 +53,7 @@ from asyncrl.launch.slurm.ray_nodes import RayNodes, starts_ray
 from asyncrl.launch.slurm.step import NodeReport
 from asyncrl.machine import process
 from asyncrl.runs.run import Run
+from asyncrl.version import VERSION
 
 log = logging.getLogger("asyncrl.slurm")
 
@@ -214,9 +214,7 @@ def _assumed_reports(cluster: ClusterConfig, job: SlurmJob) -> list[NodeReport]:
     cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", cluster.cpus or os.cpu_count() or 1))
     asked = [*_pool_nodes(cluster), *({} for _ in job.nodes)]
     return [
-        NodeReport(
-            node.name, pool.get("gpus", gpus), pool.get("cpus", cpus), node.address, 0, True, asyncrl.__version__
-        )
+        NodeReport(node.name, pool.get("gpus", gpus), pool.get("cpus", cpus), node.address, 0, True, VERSION)
         for node, pool in zip(job.nodes, asked, strict=False)
     ]
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import asyncrl
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError, UnavailableError
@@ -33,6 +32,7 @@ from asyncrl.machine.identity import ProcessIdentity
 from asyncrl.machine.numa import GPU_VARIABLE
 from asyncrl.machine.process import DRAIN, STOP_OF_STEP
 from asyncrl.machine.shared_folder import canary
+from asyncrl.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +111,9 @@ class SlurmLauncher:
                     f"run.dir={self._addresses.run.dir}: node {node.name} does not see a file that was just written "
                     f"into {self._run_dir}; name a folder on a disk that all nodes share"
                 )
-            elif report.version != asyncrl.__version__:
+            elif report.version != VERSION:
                 yield (
-                    f"node {node.name} has asyncrl {report.version}, and the batch script {asyncrl.__version__}: "
+                    f"node {node.name} has asyncrl {report.version}, and the batch script {VERSION}: "
                     "install the same version"
                 )
             elif report.problem:

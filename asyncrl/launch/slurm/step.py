@@ -14,8 +14,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import asyncrl
 from asyncrl.machine.numa import GPU_VARIABLE, cpus_near_gpus, format_cpus, visible_gpus
+from asyncrl.version import VERSION
 
 ANY_PORT = 9
 """A port for a socket that sends nothing: it only shows from which address packets would be sent."""
@@ -59,7 +59,7 @@ def look(canary: Path, towards: list[str], interface: str | None, ports: int) ->
         problem = str(error)
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     cpus = len(os.sched_getaffinity(0))
-    return NodeReport(name, count_gpus(), cpus, address, free_ports(ports), sees(canary), asyncrl.__version__, problem)
+    return NodeReport(name, count_gpus(), cpus, address, free_ports(ports), sees(canary), VERSION, problem)
 
 
 def _address_of(interface: str) -> str:

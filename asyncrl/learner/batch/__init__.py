@@ -12,6 +12,7 @@ Files in reading order:
 - `local_batch.py` and `packing.py`: the tensors of a batch and of a pass.
 - `schedule.py`, `bins.py`, `bundles.py`: assign sequences to ranks and passes.
 - `prefixes.py` and `images.py`: shared prompts and images. `keeping.py`: episodes that are kept for people to read.
+- `entropy_sample.py`: the tokens whose entropy is measured.
 
 You may change the schedule and the choice of kept episodes freely. After a change of `packing.py`, the parity tests in
 tests/learner must still pass: they compare packed sequences with single ones.

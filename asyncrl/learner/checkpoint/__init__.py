@@ -13,7 +13,7 @@ Files in reading order:
 - `files.py`: writes the files of one checkpoint, and finds damaged files.
 - `state.py`: writes and reads tensors, for any number of ranks.
 - `gathering.py`: whole tensors for a publish.
-- `export.py` and `critic_export.py`: Hugging Face folders.
+- `export.py` and `critic_export.py`: Hugging Face folders. `rounded_adapters.py`: the loss by rounding adapters.
 
 You may change threads and the choice of kept checkpoints freely. A change of the files' form needs a new `FORMAT`.
 """

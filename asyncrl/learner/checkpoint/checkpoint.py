@@ -252,13 +252,11 @@ class Checkpoints:
 
     def _load(self, folder: Path, models: Models) -> Progress:
         values = json.loads((folder / PROGRESS).read_text())
-        fingerprint, ranks = values.pop("fingerprint"), values.pop("ranks")
+        fingerprint, base, ranks = values.pop("fingerprint"), values.pop("base"), values.pop("ranks")
         if fingerprint != _fingerprint(models):
             raise CheckpointError(
                 f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
             )
-        # Checkpoints of earlier versions have no digest of the base.
-        base = values.pop("base", self._base)
         if self._ranks.any(self._ranks.rank == 0 and base != self._base):
             raise CheckpointError(
                 f"{folder} has only adapters, and the weights of their base model have changed: restore the files of "

@@ -25,7 +25,7 @@ from asyncrl.machine.long_work import tracked
 
 COMPLETE = "complete"
 """The file that marks a folder as a checkpoint."""
-FORMAT = "3"
+FORMAT = "4"
 """The content of the mark. Earlier versions of asyncrl wrote another number, or nothing."""
 PROGRESS = "progress.json"
 CHUNK_BYTES = 16 << 20

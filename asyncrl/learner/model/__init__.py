@@ -10,9 +10,10 @@ This package keeps its part of two promises in docs/concepts.md:
 
 Files in reading order:
 
-- `policy.py` and `critic.py`: compute log-probs and values of packed tokens.
+- `policy.py` and `critic.py`: compute log-probs and values of packed tokens. `value_head.py`: a critic's head.
 - `loading.py` and `sharding.py`: read files into the shards of each rank.
-- `optimizer.py`: turns gradients into updates. `activations.py`: trades memory for time.
+- `optimizer.py`: turns gradients into updates. `muon.py` and `loss_scale.py`: Muon, and the scaling of losses for
+  float16. `activations.py` and `states_on_host.py`: trade time for memory.
 - `router_balance.py`, `routing_replay.py`, `expert_ranks.py`: mixtures of experts.
 - `tensor_ranks.py` and `tensor_slices.py`: tensor parallelism. `lora.py`: adapters.
 

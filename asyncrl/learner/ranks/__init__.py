@@ -11,6 +11,7 @@ Files in reading order:
 - `launcher.py`: starts and watches the ranks of one machine. `activity.py` finds a stuck rank.
 - `stopping.py`: a stop in the middle of a long pass.
 - `hosts.py` and `rendezvous.py`: several machines.
+- `determinism.py`: training that repeats bit for bit. `failures.py`: the failures of a step, over restarts.
 
 You may change limits, texts and heartbeats freely. All ranks must call the methods of `Ranks` in the same order: an
 additional call on one rank is a deadlock.

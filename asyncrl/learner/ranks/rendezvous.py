@@ -15,11 +15,11 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
-import asyncrl
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.learner.ranks.activity import RankState
 from asyncrl.network.keys import ClientKeys
 from asyncrl.network.sockets import connect, try_send
+from asyncrl.version import VERSION
 
 MAX_MESSAGE_BYTES = 1 << 20
 
@@ -153,7 +153,7 @@ class Caller:
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"{self._endpoint} does not answer as this version of asyncrl does ({error}): install the same version "
-                f"on all hosts; this one has {asyncrl.__version__}"
+                f"on all hosts; this one has {VERSION}"
             ) from error
 
     def close(self) -> None:

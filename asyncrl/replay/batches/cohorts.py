@@ -77,8 +77,7 @@ def decide(tx: Transaction, name: str, group: GroupRecord, end: TrajectoryState)
     """Count a training group that is about to be closed with the state `end`, and its episodes. Then count the oldest
     cohorts, as far as each of their groups is decided."""
     cohort = _cohort(tx, group.begun)
-    if cohort is None:
-        return  # The group was begun by an earlier version of asyncrl, which did not count cohorts.
+    assert cohort is not None, "a cohort is deleted only once all of its groups are decided"
     cohort.undecided -= 1
     episodes = []
     for record in _played(tx, name, group):

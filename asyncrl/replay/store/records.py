@@ -152,7 +152,7 @@ class GroupRecord(Record):
     - `labelled`: true for each labelled member
     - `sampled`: the number of plans that contain the group
     - `demonstrated`: true if the last member is the task's demonstration. The policy plays only the other members
-    - `begun`: the newest policy version when a training group was opened; -1 in an evaluation, and if it is unknown
+    - `begun`: the newest policy version when a training group was opened; -1 in an evaluation
     """
 
     table = "groups"

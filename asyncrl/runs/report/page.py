@@ -11,7 +11,6 @@ from jinja2 import Environment as Templates
 from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-import asyncrl
 from asyncrl.config.option import as_yaml
 from asyncrl.errors import ConfigError
 from asyncrl.machine.files import write_whole
@@ -22,6 +21,7 @@ from asyncrl.runs.report.plots import data_plots, learning_plots, speed_plots
 from asyncrl.runs.report.reported import ReportedRun, read_run
 from asyncrl.runs.report.svg import DrawnPlot, Plot, draw, short
 from asyncrl.runs.summary_text import summary_rows
+from asyncrl.version import VERSION
 
 FOLDER = Path(__file__).parent / "templates"
 GIB = 1 << 30
@@ -42,9 +42,7 @@ def page(template: str, title: str, **values: Any) -> str:
     """The text of a page. A run's texts may have characters that hide or reverse other text: the page shows their
     codes."""
     style = Markup((FOLDER / "style.css").read_text())
-    rendered = (
-        _templates().get_template(template).render(title=title, style=style, version=asyncrl.__version__, **values)
-    )
+    rendered = _templates().get_template(template).render(title=title, style=style, version=VERSION, **values)
     return visible(rendered)
 
 

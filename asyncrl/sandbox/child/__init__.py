@@ -13,5 +13,8 @@ the launcher, which kills it.
 
 Every call starts these processes, so they import only small parts of the standard library, without pathlib and typing.
 In a session, which runs one cell of code after another, `server.py` forks the launcher, and the program's process runs
-`cells.py`.
+`cells.py`. `pausing.py` stops a session between two cells.
+
+`main.py` is the launcher, which reads its options in `options.py`. `container.py` does its work inside a container.
+`system.py` calls the C library.
 """

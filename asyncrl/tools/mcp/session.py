@@ -27,12 +27,12 @@ from mcp_types import (
 )
 from pydantic import BaseModel
 
-from asyncrl import __version__
 from asyncrl.machine.finishing import finish
 from asyncrl.text import reason_of
 from asyncrl.tools.base import ToolRefusal
 from asyncrl.tools.mcp.settings import McpServer
 from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
+from asyncrl.version import VERSION
 
 CLOSE_S = 5.0
 """Seconds that a connection may take to close. After that, its task is cancelled. If the server is a program, the
@@ -140,7 +140,7 @@ class Session:
         _forget_error(self._holding)
 
     async def _hold(self) -> None:
-        who = Implementation(name="asyncrl", version=__version__)
+        who = Implementation(name="asyncrl", version=VERSION)
         async with self._link.open() as (read, write), ClientSession(read, write, client_info=who) as client:
             try:
                 await client.initialize()

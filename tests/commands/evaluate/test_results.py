@@ -15,6 +15,7 @@ from asyncrl.commands.from_python import EvaluationView
 from asyncrl.replay.protocol import FailEpisode
 from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.run import Run
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_settings
 from tests.runs.inspect.support import printed
@@ -79,7 +80,7 @@ def test_the_table_and_the_progress_name_failures(folder: Path, stored: StoredRu
     assert ["hard", "best@k", "0.083", "0.167", "-"] in rows
     assert ["hard", "maj@k", "-", "-", "-"] in rows, "nobody votes in this store"
     stored.close()
-    done, total, line = progress_line(folder)
+    done, total, line = progress_line(Run(folder.parent))
     assert (done, total) == (12, 12)
     assert "12/12 attempts" in line
     assert "the tool is away" in line

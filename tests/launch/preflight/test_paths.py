@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.algorithms.registry import HOMES, parts
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.launch.preflight.paths import check_paths, named_code
+from asyncrl.launch.preflight.paths import check_paths, named_code, part_names
 from tests.helpers import GENEROUS_S
 
 
@@ -42,6 +43,28 @@ def test_a_misspelt_rule_is_told_together_with_paths_that_do_not_exist(config: T
     assert rule.startswith("scoring.rule=exact_numbr: use one of code, ")
     assert rule.endswith("did you mean exact_number?")
     assert of_source.startswith("scoring.rules.s=gsm8: ")
+
+
+def test_a_misspelt_part_of_the_algorithm_is_told_together_with_paths_that_do_not_exist(config: TrainConfig):
+    config.model.path = "./polcy"
+    config.algorithm.loss.name, config.algorithm.value_aggregation.name = "gsop", "token_mean"
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    model, loss, aggregation = str(refused.value).splitlines()
+    assert model.startswith("model.path=./polcy: there is no such folder")
+    assert loss.startswith("algorithm.loss=gsop: did you mean gspo? use one of ")
+    assert aggregation.startswith("algorithm.aggregation=token_mean: did you mean token-mean? ")
+
+
+def test_the_names_of_parts_are_those_of_the_registry():
+    assert part_names() == {name for kind in HOMES for name in parts(kind)}
+
+
+def test_a_file_in_place_of_a_model_is_called_a_file(config: TrainConfig):
+    for path in ("train.jsonl", f"{Path.cwd()}/train.jsonl"):
+        config.model.path = path
+        with pytest.raises(ConfigError, match=rf"^model\.path={path}: it is a file: name the folder of a model$"):
+            check(config)
 
 
 def test_each_path_that_does_not_exist_has_a_line_with_the_path_that_was_meant(config: TrainConfig):

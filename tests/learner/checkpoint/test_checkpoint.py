@@ -194,12 +194,13 @@ def test_a_checkpoint_of_another_model_is_refused(model: Path, ranks: Ranks, tmp
         checkpoints.restore(other)
 
 
+@pytest.mark.parametrize("mark", ["", "3"])
 def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do_and_stays(
-    model: Path, ranks: Ranks, tmp_path: Path
+    mark: str, model: Path, ranks: Ranks, tmp_path: Path
 ):
     models, checkpoints = make_models(model, ranks), Checkpoints(tmp_path, 2, ranks)
     save_whole(checkpoints, Progress(step=2), models)
-    (tmp_path / "step-000002" / COMPLETE).write_text("")
+    (tmp_path / "step-000002" / COMPLETE).write_text(mark)
     for _ in range(2):
         with pytest.raises(CheckpointError, match="earlier version of asyncrl"):
             checkpoints.restore(models)

@@ -15,7 +15,6 @@ from asyncrl.replay.batches.sampling import Filters
 from asyncrl.replay.batches.selection import Selection
 from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.starts.feed import Feed
-from asyncrl.replay.store.records import GroupRecord
 from asyncrl.types import Ticket
 from tests.helpers import make_task
 from tests.replay.support import Core, make_settings
@@ -146,16 +145,3 @@ def test_demonstrations_are_not_sampled_and_not_counted(tmp_path: Path) -> None:
         core.publish(1)
         core.planned(1)
         assert numbers(core) == {"sampled": 8, "trained": 8}
-
-
-def test_groups_that_an_earlier_version_of_asyncrl_began_are_not_counted(tmp_path: Path) -> None:
-    with opened(tmp_path) as core:
-        tickets = core.tickets(4)
-        with core.store.transaction() as tx:
-            for name, group in GroupRecord.all(tx):
-                group.begun = -1
-                group.save(tx, name)
-            tx.delete("meta", "cohort/0")
-        train(core, tickets, 0)
-        train_more(core)
-        assert numbers(core) == {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from asyncrl.config.locations import record_config
@@ -26,6 +27,7 @@ from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.changes import Change, ChangeResult, change_all, discard, requeue, skip_plan
 from asyncrl.runs.inspect.table import dead_letter_table, describe_dead_letters, status_table
 from asyncrl.runs.live import LiveReplay
+from asyncrl.runs.processes import ProcessRecord
 from asyncrl.runs.progress import RunProgress
 from asyncrl.runs.run import Run
 from asyncrl.runs.status import describe, sample
@@ -92,10 +94,10 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
         at_work.worker.put(make_trajectory(tickets[0]))
         at_work.worker.lease(["rules"], 9, 1000)
         told = {
-            "actor-0": {"pid": 7, "host": "node-3", "restarts": 2},
-            "learner": {"pid": 0, "host": "", "restarts": 0},
+            "actor-0": ProcessRecord("node-3", 7, 2),
+            "learner": ProcessRecord("", 0, 0),
         }
-        (at_work.folder.parent / "processes.json").write_text(json.dumps(told))
+        (at_work.folder.parent / "processes.json").write_bytes(msgspec.json.encode(told))
         learner, *actors = (
             JsonLines(metrics_file(at_work.folder.parent, name)) for name in ("learner", "actor-0", "actor-1")
         )
@@ -105,7 +107,7 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
         now, progress = sample(stored, live, 12.0), RunProgress(at_work.run)
         status = json.loads(json.dumps(describe(at_work.run, now, before, progress, 40) | Stalls().values()))
     assert status["running"]
-    assert status["processes"] == told
+    assert status["processes"] == msgspec.to_builtins(told)
     assert status["admission"] == {"committed": 4, "capacity": 8}
     assert status["totals"]["accepted"] == 1
     assert (status["rates"]["accepted"], status["rates"]["trained"]) == (0.5, 0.0)

@@ -6,4 +6,5 @@ In reading order:
 - functions.py: tools that are functions
 - registry.py: the tools of a configuration of verl
 - playing.py: the same tools as tools of a run's episodes
+- gsm8k.py: verl's example of a tool
 """
