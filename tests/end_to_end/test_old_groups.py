@@ -24,7 +24,11 @@ WAIT, MASK = "replay.old_groups.wait_s=600", "replay.old_groups.mask=true"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [[], [WAIT], [MASK], [WAIT, MASK]], ids=["evict", "wait", "mask", "both"])
+@pytest.mark.parametrize(
+    "options",
+    [["replay.old_groups.wait_s=0"], [], [WAIT], [MASK], [WAIT, MASK]],
+    ids=["evict", "default", "wait", "mask", "both"],
+)
 def test_a_run_trains_no_token_that_is_too_old(options: list[str], start: Start, tmp_path: Path) -> None:
     convert("gsm8k", str(EXCERPT), tmp_path / "gsm8k.parquet", "train")
     model = write_model(tmp_path / "model")
