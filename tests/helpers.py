@@ -24,6 +24,8 @@ TOO_LARGE = 1 << 8 * MAX_INTEGER_BYTES
 GENEROUS_S = 240
 """The limit for what a test waits for: below pytest's own limit, and far above what a slow, busy machine needs."""
 OWN_RUN = RunIdentity("run", "its id")
+NEVER_BEGINS = [sys.executable, "-c", "import os, sys; os.read(int(sys.argv[1]), 1)"]
+"""The command of a process of the sandbox that never begins its program, and ends with its caller."""
 
 
 def status_of(command: str, *words: object) -> int:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from asyncrl.sandbox import sandbox
-from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.helpers import GENEROUS_S, NEVER_BEGINS, async_until, living, until
 
 pytestmark = pytest.mark.slow
 
@@ -146,11 +146,13 @@ def test_nothing_outlives_a_call_that_is_cancelled(either: bool):
     asyncio.run(main())
 
 
-def test_nothing_outlives_a_caller_that_is_killed(either: bool):
-    mark = f"orphaned-{os.getpid()}-{either}"
+@pytest.mark.parametrize("reads", [True, False], ids=["", "that has read nothing"])
+def test_nothing_outlives_a_caller_that_is_killed(either: bool, reads: bool):
+    mark = f"orphaned-{os.getpid()}-{either}-{reads}"
     program = ESCAPES.format(mark=mark, end="time.sleep(600)")
     code = (
         "import asyncio, sys; from asyncrl.sandbox import sandbox\n"
+        f"if not {reads}: sandbox._report = lambda *_: asyncio.sleep(600)\n"
         f"asyncio.run(sandbox.run(sys.stdin.read(), sandbox.SandboxLimits(600, 60), namespaces={either}))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as caller:
@@ -313,8 +315,10 @@ def test_a_program_that_kills_its_watcher_is_stopped_and_no_failure_of_the_sandb
     assert ran.killed or "PermissionError" in ran.printed
 
 
-def test_a_program_whose_time_ends_before_its_first_line_is_a_failure_of_the_sandbox(either: bool):
-    # Python itself takes longer than this to start.
+def test_a_program_whose_time_ends_before_its_first_line_is_a_failure_of_the_sandbox(
+    either: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sandbox, "child_command", lambda _: NEVER_BEGINS)
     limits = sandbox.SandboxLimits(wall_s=0.001)
     with pytest.raises(sandbox.SandboxError, match=r"could not begin within its 0\.001 s: run fewer programs at once"):
         asyncio.run(sandbox.run("print(1)", limits, namespaces=either))

@@ -38,9 +38,11 @@ def watch(options: Options) -> None:
         confine(options, failure)
         return
     os.close(failure)
-    status, reason = wait(program, woken, options)
-    if not options.namespaces:
-        kill_descendants()
+    try:
+        status, reason = wait(program, woken, options)
+    finally:
+        if not options.namespaces:
+            kill_descendants()
     failed = b""
     os.set_blocking(problem, False)
     with suppress(BlockingIOError):
@@ -72,7 +74,7 @@ def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
             return status, ""
         ready = [fd for fd, _ in poll.poll(1000 * (LOOK_S if pause is None else pause.wait_s) + 1)]
         if options.control in ready:
-            orders = os.read(options.control, 64)
+            orders = received(options.control)
             if not orders:
                 return killed, ""
             if pause is not None:
@@ -86,6 +88,14 @@ def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
             return killed, ""
         if woken in ready:
             os.read(woken, 4096)
+
+
+def received(control: int) -> bytes:
+    """Return the caller's next orders. They are empty if the caller has ended."""
+    # If the caller ended before it read BEGUN, the kernel reports a reset instead of the end of the connection.
+    with suppress(ConnectionResetError):
+        return os.read(control, 64)
+    return b""
 
 
 def takes_too_much(options: Options) -> bool:

@@ -7,10 +7,11 @@ import time
 import pytest
 
 from asyncrl.errors import ScoringError
+from asyncrl.sandbox import sandbox
 from asyncrl.sandbox.sandbox import NotBegunError, ProgramResult, SandboxError
 from asyncrl.sandbox.sandboxes import BuiltInSandbox
 from asyncrl.scoring.rules.code import code
-from tests.helpers import GENEROUS_S
+from tests.helpers import GENEROUS_S, NEVER_BEGINS
 from tests.scoring.fakes import answered
 
 pytestmark = pytest.mark.slow
@@ -116,8 +117,8 @@ def test_a_sandbox_that_fails_after_a_test_is_a_failure_and_not_a_score():
         judge("print(3)", PAIRS, partial=True, sandbox=Failing())
 
 
-def test_a_program_that_could_not_begin_has_no_score():
-    # Python itself takes longer than this to start.
+def test_a_program_that_could_not_begin_has_no_score(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sandbox, "child_command", lambda _: NEVER_BEGINS)
     with pytest.raises(SandboxError, match=r"could not begin within its 0\.001 s"):
         judge("print(3)", PAIRS, wall_s=0.001)
 
