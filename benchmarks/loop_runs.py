@@ -65,6 +65,7 @@ EVICT = "evict"
 OLD_GROUPS_OPTIONS = {
     EVICT: OldGroupsConfig(wait_s=0.0),
     "default": OldGroupsConfig(),
+    "default mask": OldGroupsConfig(mask=True),
     "wait": OldGroupsConfig(wait_s=600.0),
     "mask": OldGroupsConfig(wait_s=0.0, mask=True),
     "both": OldGroupsConfig(wait_s=5.0, mask=True),

@@ -42,7 +42,7 @@ class ReplayMachine(RuleBasedStateMachine):
             {
                 "sampler": st.sampled_from([Oldest(), Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
                 "spare_batches": st.sampled_from([None, 0.0, 0.5]),
-                "wait_s": st.sampled_from([0.0, WAIT_S]),
+                "wait_s": st.sampled_from([0.0, WAIT_S, None]),
                 "masks_old": st.booleans(),
                 "filters": st.builds(Filters, zero_variance=st.booleans()),
                 "reissue_evicted": st.booleans(),
@@ -126,7 +126,8 @@ class ReplayMachine(RuleBasedStateMachine):
     def wait_and_train(self) -> None:
         plan = self.core.plan(len(self.plans))
         if plan is None and self.core.status()["depth_ready"] >= 4 // self.settings.group_size:
-            self.core.now += WAIT_S
+            # No rule lets more than 11 seconds pass, so no step has trained for longer.
+            self.core.now += 11.0 if self.settings.wait_s is None else WAIT_S
             plan = self.core.plan(len(self.plans))
             assert plan is not None, "only old groups were waited for, and no longer than the limit"
         self.train_plan(plan)

@@ -52,7 +52,9 @@ FIRST_WAITED_FOR = "first_waited_for"
 LIMITS_REACHED = "wait_limits_reached"
 """The counter of steps that were planned only because the wait had reached its limit."""
 STEPS = 8
-"""The number of last steps whose median time limits a wait if the settings have no limit."""
+"""The number of last steps whose median time of training limits a wait if the settings have no limit."""
+ASKED_S = 60.0
+"""A learner that has requested nothing for longer than this has died, or was stopped. Its wait begins again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class OldGroups:
     """The waits of one shard. `clock` gives monotonic seconds.
 
     After `limit_s` seconds of one step's wait, the step is planned, and its groups are never waited for again, also
-    after a restart. A restart of the replay begins the present wait again.
+    after a restart. A restart of the replay begins the present wait again, and forgets how long steps took.
     """
 
     def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
@@ -81,25 +83,32 @@ class OldGroups:
         self._clock = clock
         self._wanted = settings.batch_size // settings.group_size
         self._since: tuple[int, float] | None = None
-        self._reached: tuple[int, float] | None = None
-        self._waited_s = 0.0
+        self._asked = 0.0
+        self._planned: tuple[int, float] | None = None
+        self._is_first = True
         self._step_s = deque[float](maxlen=STEPS)
 
     @property
     def limit_s(self) -> float:
-        """The longest wait: `ReplaySettings.wait_s`, or the median time of the last steps without their own waits. 0
-        before the first of them has ended."""
+        """The longest wait: `ReplaySettings.wait_s`, or the median time for which the learner trained the last steps. 0
+        before this time is known."""
         fixed = self._settings.wait_s
         return fixed if fixed is not None else median(self._step_s or (0.0,))
 
     def reached(self, step: int) -> None:
-        """Note that the learner has trained all steps before `step`."""
-        now = self._clock()
-        if self._reached is not None and step == self._reached[0]:
+        """Note that the learner requests `step`, since it has trained all steps before."""
+        if self._planned is None or step == self._planned[0]:
             return
-        if self._reached is not None and step == self._reached[0] + 1:
-            self._step_s.append(now - self._reached[1] - self._waited_s)
-        self._reached, self._waited_s = (step, now), 0.0
+        follows = step == self._planned[0] + 1
+        # A learner's first step may take much longer, since it compiles or starts engines.
+        if follows and not self._is_first:
+            self._step_s.append(self._clock() - self._planned[1])
+        self._is_first, self._planned = not follows, None
+
+    def given(self, step: int) -> None:
+        """Note that the learner gets the plan of `step`. With several shards it requests the plan again until every
+        shard has one, and then trains."""
+        self._planned = step, self._clock()
 
     def wait(self, tx: Transaction, step: int, ready: Sequence[ReadyGroup]) -> OldWait | None:
         """The groups for which `step` must wait. `None` if it may be planned now. `ready` are the complete groups that
@@ -160,10 +169,10 @@ class OldGroups:
         """True if the learner, which has nothing else to do, still waits. False once the wait of this step has reached
         its limit."""
         now = self._clock()
-        if self._since is None or self._since[0] != step:
+        if self._since is None or self._since[0] != step or now - self._asked > ASKED_S:
             self._since = step, now
-        self._waited_s = now - self._since[1]
-        if self._waited_s < self.limit_s:
+        self._asked = now
+        if now - self._since[1] < self.limit_s:
             return True
         tx.add(LIMITS_REACHED)
         tx.set(FIRST_WAITED_FOR, max(tx.counter(FIRST_WAITED_FOR), wait.newest + 1))

@@ -106,7 +106,9 @@ class Planning:
             self.old_wait = wait if self._old_groups.may_wait(tx, step, wait) else None
             return self.old_wait is not None
 
-        return self._planned(tx, step, waits)
+        if (plan := self._planned(tx, step, waits)) is not None:
+            self._old_groups.given(step)
+        return plan
 
     def plan_at_once(self, tx: Transaction, step: int) -> BatchPlan:
         """The recorded plan of `step`, or a new plan, which waits for no old groups. It has no trajectories if too few

@@ -100,28 +100,54 @@ def test_after_its_limit_the_step_is_planned_and_the_same_groups_are_not_waited_
     assert core.status()["wait_limits_reached"] == 1
 
 
-def test_without_a_limit_in_seconds_a_step_waits_as_long_as_the_last_steps_took_without_their_waits(
-    tmp_path: Path,
-) -> None:
-    core = waiting(tmp_path, wait_s=None)
-    hung: list[Ticket] = []
-    for step, trains_s in enumerate((5.0, 7.0, 90.0)):
-        play(core, core.tickets(8 if not step else 4, holding=[each.id for each in hung]))
-        assert core.plan(step) is not None
+def with_stragglers_at_step_4(folder: Path) -> Core:
+    """A replay whose learner trained steps 0 to 3 in 300, 5, 7 and 90 s, and that waits for old groups before step 4.
+    Before each step the learner waited for episodes for 20 s."""
+    core = waiting(folder, wait_s=None)
+    for step, trains_s in enumerate((300.0, 5.0, 7.0, 90.0)):
+        core.plan(step)
+        if step < 3:
+            play(core, core.tickets(4 if step else 8))
+        else:
+            core.tickets(4)
+        core.now += 20.0
+        # With several shards the learner requests the plan again until each shard has one.
+        assert core.plan(step) == core.plan(step) is not None
         core.now += trains_s
         core.publish(step + 1)
-    hung = core.tickets(4)
-    play(core, [])
-    assert core.plan(3) is not None, "one batch is complete, and the others may follow"
-    core.now += 7.0
-    core.publish(4)
-    play(core, core.tickets(4, holding=[each.id for each in hung]))
+    play(core, core.tickets(4, holding=core.holding()))
+    return core
+
+
+def test_without_a_limit_in_seconds_a_step_waits_as_long_as_the_learner_trained_its_last_steps(tmp_path: Path) -> None:
+    core = with_stragglers_at_step_4(tmp_path)
     assert core.plan(4) is None
     core.now += 6.9
     assert core.plan(4) is None
     core.now += 0.2
-    assert core.plan(4) is not None, "the median of 5, 7, 90 and 7 is 7"
+    assert core.plan(4) is not None, "the median of 5, 7 and 90 is 7, and the first step does not count"
     assert core.status()["wait_limits_reached"] == 1
+
+
+def test_a_learner_that_was_away_begins_its_wait_again(tmp_path: Path) -> None:
+    core = with_stragglers_at_step_4(tmp_path)
+    assert core.plan(4) is None
+    core.now += 600.0
+    core.tickets(0, holding=core.holding())
+    assert core.plan(4) is None
+    core.now += 7.1
+    assert core.plan(4) is not None
+
+
+def test_a_learner_that_resumes_at_an_earlier_step_counts_no_time_of_its_absence(tmp_path: Path) -> None:
+    core = with_stragglers_at_step_4(tmp_path)
+    core.now += 600.0
+    for step in (2, 3):
+        assert core.plan(step) is not None
+        core.now += 8.0
+    assert core.plan(4) is None
+    core.now += 7.1
+    assert core.plan(4) is not None, "the median of 5, 7, 90 is still 7: step 2 was the first of the new learner"
 
 
 def test_without_a_limit_in_seconds_no_step_waits_before_the_time_of_a_step_is_known(tmp_path: Path) -> None:
