@@ -41,16 +41,17 @@ def parts(kind: str) -> Mapping[str, type[Part]]:
     return dict(sorted(found.items()))
 
 
-def find(kind: str, name: str) -> type[Part]:
-    """The part of this kind and name. Raises ConfigError: no part has the name, or the path is wrong."""
+def find(kind: str, name: str, key: str | None = None) -> type[Part]:
+    """The part of this kind and name. `key` is the key of `algorithm` that names it, if it is not the kind. Raises
+    ConfigError: no part has the name, or the path is wrong."""
     built_in = parts(kind)
     if name in built_in:
         return built_in[name]
     if "." in name:
         return _imported(kind, name)
     raise ConfigError(
-        f"algorithm.{kind}={name}: {_hint(name, built_in)}use one of {', '.join(built_in)}, or the dotted path of "
-        "your own class"
+        f"algorithm.{key or kind}={name}: {_hint(name, built_in)}use one of {', '.join(built_in)}, or the dotted path "
+        "of your own class"
     )
 
 

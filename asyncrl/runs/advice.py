@@ -201,8 +201,9 @@ def _ways_to_keep(replay: ReplayConfig) -> str:
     if not replay.max_lag or replay.sampler.max_times_sampled > 1:
         return ""
     old, is_oldest = replay.old_groups, replay.sampler.kind == "oldest"
-    left = {"mask=true": not old.mask, "wait_s": is_oldest and not old.wait_s}
-    ways = [f"replay.old_groups.{name}" for name, is_left in left.items() if is_left]
+    wait = f"{'a longer ' if old.wait_s is None else ''}replay.old_groups.wait_s"
+    left = {"replay.old_groups.mask=true": not old.mask, wait: is_oldest and not old.wait_s}
+    ways = [way for way, is_left in left.items() if is_left]
     where = "(docs/replay.md#groups-that-become-too-old)"
     return f"; or keep such groups with {' or '.join(ways)} {where}" if ways else ""
 

@@ -161,7 +161,7 @@ def _refuse_unknown_part(key: str, name: str) -> None:
     if "." not in name and name not in part_names():
         from asyncrl.algorithms.registry import find
 
-        find(key.removeprefix("value_"), name)
+        find(key.removeprefix("value_"), name, key)
 
 
 @cache

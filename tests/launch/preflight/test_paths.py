@@ -53,7 +53,7 @@ def test_a_misspelt_part_of_the_algorithm_is_told_together_with_paths_that_do_no
     model, loss, aggregation = str(refused.value).splitlines()
     assert model.startswith("model.path=./polcy: there is no such folder")
     assert loss.startswith("algorithm.loss=gsop: did you mean gspo? use one of ")
-    assert aggregation.startswith("algorithm.aggregation=token_mean: did you mean token-mean? ")
+    assert aggregation.startswith("algorithm.value_aggregation=token_mean: did you mean token-mean? ")
 
 
 def test_the_names_of_parts_are_those_of_the_registry():
