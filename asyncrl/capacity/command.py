@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="HOW",
         help="treatments of groups that become too old (replay.old_groups): evict, wait, mask or both (default: as in "
-        "the run); a wait may last as long as in the run, or as long as a step",
+        "the run); a wait may last as long as in the run, or as long as the learner trains a step",
     )
     add("--batch-size", type=_count, metavar="B", help="trajectories per batch, learner.batch_size")
     add("--group-size", type=_count, metavar="G", help="trajectories per group, learner.group_size")

@@ -133,7 +133,7 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def treated(self, treatment: str, max_lag: int | None = None) -> Self:
         """The sizes with another treatment of groups that become too old, and with another `max_lag` if it is given. A
-        wait that was 0 becomes as long as a step. Raises ValueError: `asyncrl train` would refuse the combination."""
+        wait that was 0 gets the default limit. Raises ValueError: `asyncrl train` would refuse the combination."""
         lag = self.max_lag if max_lag is None else max_lag
         waits, masks = treatment in ("wait", "both"), treatment in ("mask", "both")
         found = replace(self, max_lag=lag, wait_s=(self.wait_s or None) if waits else 0.0, masks_old=masks)

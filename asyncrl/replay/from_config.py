@@ -144,7 +144,7 @@ def spare_batches(config: ReplayConfig) -> float | None:
 
 
 def wait_s(config: ReplayConfig) -> float | None:
-    """The longest wait for old groups. 0: no step waits; `None`: as long as a step takes."""
+    """The longest wait for old groups. 0: no step waits; `None`: as long as the learner trains a step."""
     given = config.old_groups.wait_s
     return given if given is not None or config.can_wait else 0.0
 
