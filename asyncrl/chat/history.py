@@ -67,7 +67,10 @@ def _calls(turn: Message) -> list[tuple[str, Any]]:
 
 
 def _lists(said: str, known_said: str, known_made: list[tuple[str, Any]]) -> bool:
-    """True if `said` is the policy's text `known_said`, followed by its calls `known_made` as text."""
+    """True if `said` is the policy's text `known_said`, followed by its calls `known_made` as text.
+
+    If the policy made no calls, any list of calls of `python_interpreter` is accepted.
+    """
     before, mark, text = said.rpartition(_LISTED)
     if not mark or before.strip() != known_said or len(text) > _LONGEST_LIST:
         return False

@@ -246,7 +246,7 @@ WITHOUT = {
     "resume_from_checkpoint": "a second start with the same run.name resumes the run",
     "micro_batch_size_per_device": "passes are bounded in tokens, by learner.micro_tokens",
     "use_vllm": "write engine=vllm, engine=sglang or engine=embedded",
-    "sync_ref_model": "the reference of the KL is always the model that the run began with",
+    "sync_ref_model": "the reference of the KL is always the model of model.path, without adapters of model.lora.path",
 }
 """A text for each word of another system that has no key here. It tells why there is no key, or how to get the same
 effect."""

@@ -117,7 +117,8 @@ class LineFile:
         return round(span.size * MEASURED / sum(lengths))
 
     def between(self, first: float, last: float) -> LineSpan:
-        """The span of the rows whose `time` is in [first, last], with at least one more row at each end."""
+        """The span of the rows whose `time` is in [first, last], with at least one more row at each end, if the file
+        has one there."""
         whole = self.whole
         start = max(whole.start, self._before(first))
         end = min(whole.end, self._before(last) + NEARBY)
@@ -136,7 +137,7 @@ class LineFile:
         return low
 
     def _begin(self, offset: int, span: LineSpan) -> int:
-        """The first beginning of a line at or after `offset`; the end of the span if there is none."""
+        """The first beginning of a line at or after `offset`. The end of the span if there is none nearby."""
         return offset if offset == span.start else self._next_start(offset - 1, span)
 
     def _line(self, begin: int, span: LineSpan) -> bytes:
@@ -144,7 +145,7 @@ class LineFile:
         return os.pread(self._descriptor, self._next_start(begin, span) - begin, begin)
 
     def _next_start(self, offset: int, span: LineSpan) -> int:
-        """The first beginning of a line after `offset`, or the end of the span."""
+        """The first beginning of a line after `offset`. The end of the span if no line ends in LONGEST_LINE bytes."""
         limit = min(span.end, offset + LONGEST_LINE)
         while offset < limit:
             data = os.pread(self._descriptor, CHUNK, offset)

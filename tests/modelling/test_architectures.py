@@ -58,6 +58,12 @@ every_short_case = pytest.mark.parametrize(
 )
 
 
+def test_the_page_has_the_numbers_of_models_and_families():
+    families = {case.name.split()[0] for case in CASES}
+    page = Path(__file__).parents[2] / "docs/models.md"
+    assert f"runs {len(CASES)} tiny models of {len(families)} families" in page.read_text()
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with one_rank() as ranks:

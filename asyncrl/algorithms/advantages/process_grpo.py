@@ -9,7 +9,7 @@ class ProcessGrpo(Advantage):
     """Normalised step scores, summed over the current and all later steps.
 
     Formula: A_t = (sum of s_k over the steps k that end at or after t) + outcome_weight o; s_k is the score of step k,
-    normalised over all steps of the group, and o the outcome, normalised over the group as the reward is by `grpo`
+    normalised over all steps of the group, and o the outcome, normalised over the outcomes of the group
     Use: when a process model can tell right steps from wrong steps
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process
     supervision)
@@ -20,7 +20,7 @@ class ProcessGrpo(Advantage):
     needs_steps = True
     uses_reward = False
 
-    normalise_std: bool = param(True, "divide by the standard deviation over the group's steps")
+    normalise_std: bool = param(True, "divide step scores, and outcomes, by their standard deviation in the group")
     outcome_weight: float = param(0.0, "weight of the normalised outcome, added to every token", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:

@@ -76,7 +76,8 @@ class Correction(Part):
     """Base of the corrections. A correction overrides `weigh`, `keep`, or both.
 
     - `weighs`: it sets weights.
-    - `by_token`: it may treat tokens of one sequence differently. Sequence-level losses refuse such a correction.
+    - `by_token`: it judges single tokens or turns, and so may weigh or drop only some tokens of a sequence.
+      Sequence-level losses refuse such a correction.
     - `whole_batch`: it needs the whole global batch, so it runs once before the updates.
     - `follows_policy`: it is applied in every forward pass.
     - `uses_ratio`: it reads `log_w` or `proximal`.

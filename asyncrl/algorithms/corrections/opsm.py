@@ -7,7 +7,7 @@ from asyncrl.algorithms.parts import param
 
 
 class Opsm(Correction):
-    """Off-policy sequence masking: drops bad sequences that the policy has already moved away from.
+    """Off-policy sequence masking: in sequences that the policy has moved away from, drops the tokens with A < 0.
 
     Formula: drop a token if A < 0, and the mean of log mu - log pi_theta over its sequence is > delta
     Use: for old data, or several updates per step: samples with A < 0 that are far from the policy make training

@@ -159,8 +159,8 @@ ROWS: tuple[Row, ...] = (
         "importance_sampling_level",
         "`algorithm.loss`, `algorithm.aggregation`",
         "token",
-        "`sequence` becomes the loss `gspo`, except with `vespo`, and with `cispo` and `sapo`, whose ratios belong to "
-        "tokens.",
+        "`sequence` becomes the loss `gspo`, unless `loss_type` is `vespo`, `cispo` or `sapo`. Ratios of `cispo` and "
+        "`sapo` always belong to tokens.",
         _aggregation,
     ),
     used(
@@ -220,6 +220,6 @@ ROWS: tuple[Row, ...] = (
     none(
         "",
         "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
-        "The reference of the KL is always the model that the run began with.",
+        "The reference of the KL stays the model of `model.path`, without the adapters of `model.lora.path`.",
     ),
 )

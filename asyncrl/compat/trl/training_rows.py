@@ -195,8 +195,9 @@ ROWS: tuple[Row, ...] = (
         "per_device_train_batch_size",
         "`learner.batch_size`, `learner.minibatches`, `learner.micro_tokens`",
         8,
-        "`learner.batch_size` is the number of completions of a generation, or of an update if that is larger. A step "
-        "has as many minibatches as TRL makes updates of a generation.",
+        "`learner.batch_size` is the number of completions that TRL generates at once, or trains in one update if that "
+        "is more. `learner.minibatches` is the number of updates for each generation. `learner.micro_tokens` is this "
+        "value times `actor.max_tokens`.",
         _batch,
     ),
     used("gradient_accumulation_steps", "`learner.batch_size`, `learner.minibatches`", 1, "As above."),

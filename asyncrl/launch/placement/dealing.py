@@ -28,8 +28,8 @@ class Wish:
     """The GPUs that a role needs on a node.
 
     - `key`: the option to change if the wish cannot be met;
-    - `unit`: the number of GPUs for each of the role's ranks, servers or processes;
-    - `count`: the number of these ranks, servers or processes. `None`: as many as there is room for;
+    - `unit`: the role gets a multiple of this number of GPUs;
+    - `count`: the number of units that it wants. `None`: as many as there is room for;
     - `shares`: several of the role's processes may share GPUs.
     """
 
@@ -52,10 +52,12 @@ def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False
     """Return the GPUs of each role that has a wish: the first ones for the learner, then those for actors, then for
     scorers.
 
-    If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor the
-    number of actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the
-    actors' GPUs, or all roles share GPUs. With `in_turns`, learner and actors have the same GPUs, and scorers have
-    others. Raises ConfigError: a role wants more GPUs than there are, or `in_turns` leaves no GPU for the scorers.
+    If there is room, each role has GPUs of its own. If neither the learner nor the actors have a `count`, the learner
+    gets at most half of the GPUs, but at least its `unit`. If there is too little room, the scorers share the last GPUs
+    with other roles, and the actors may share GPUs with the learner. With `in_turns`, learner and actors have the same
+    GPUs, and scorers have others.
+
+    Raises ConfigError if a role wants more GPUs than there are, or if `in_turns` leaves no GPU for the scorers.
     """
     if not gpus:
         return dict.fromkeys(wishes, ())
@@ -114,7 +116,7 @@ def memory_shares(
     """Return the share of a GPU's memory for each role that shares a GPU with another role. `given` are configured
     shares.
 
-    Raises ConfigError: the `given` shares leave too little for another role.
+    Raises ConfigError if the `given` shares leave too little for another role.
     """
     pairs = ((one, other) for one, other in combinations(dealt, 2) if set(dealt[one]) & set(dealt[other]))
     together = dict.fromkeys(role for pair in pairs for role in pair)
@@ -132,7 +134,7 @@ def memory_shares(
 
 
 def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> None:
-    """Raises ConfigError: the sum of the `shares` of the roles on one GPU is too large."""
+    """Raises ConfigError if the sum of the `shares` of the roles on one GPU is too large."""
     named = {role: share for role, share in shares.items() if role in given}
     made = sum(share for role, share in shares.items() if role not in given)
     most = MOST_MEMORY if made else 1.0

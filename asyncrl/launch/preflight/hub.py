@@ -1,4 +1,4 @@
-"""Checks quickly if the Hugging Face hub can be reached: the hub's own client gives up only after half a minute."""
+"""Checks quickly if the Hugging Face hub can be reached. Its own client retries for half a minute or longer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("asyncrl.train")
 
 PATIENCE_S = 2.0
 ANSWER_S = 10.0
-"""Seconds for one answer of the hub. A slow link needs most of them."""
+"""The seconds that one request waits for an answer of the hub. On a slow link an answer may take most of them."""
 PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
@@ -35,7 +35,7 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
         reason = answers.get(timeout=patience_s)
     except queue.Empty:
         log.warning(
-            "nothing has answered at %s:%d for %g s; the start keeps trying, perhaps for half a minute. Ctrl-C ends "
+            "nothing has answered at %s:%d for %g s; the start keeps trying, perhaps for over a minute. Ctrl-C ends "
             "it, and HF_HUB_OFFLINE=1 never asks the hub",
             *(host, port, patience_s),
         )
@@ -50,7 +50,7 @@ def no_answer(url: str, patience_s: float = ANSWER_S) -> str | None:
 
     try:
         get_session().head(url, timeout=patience_s)
-    except Exception as error:  # noqa: BLE001 - the class depends on the client of the hub. The message has it.
+    except Exception as error:  # noqa: BLE001 - the class depends on the version of huggingface_hub
         return message_of(error)
     return None
 

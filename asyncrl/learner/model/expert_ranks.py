@@ -59,7 +59,7 @@ class ExpertGroups:
 def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn.Parameter]:
     """Spread the stacked experts of a Hugging Face `model`, which is neither compiled nor sharded yet, over the ranks,
     if learner.expert_ranks is more than 1. The experts compute in `dtype`. Returns their parameters, which FSDP must
-    ignore. Raises ConfigError: the model has no such experts, or their number cannot be divided.
+    ignore. Raises ConfigError if the model has no such experts, or if their number cannot be divided.
     """
     if ranks.expert_mesh is None:
         return set()
@@ -81,10 +81,11 @@ def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn
 
 
 def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
-    """Return the stacked experts of each layer of a Hugging Face `model`. Raises ConfigError: it has none that
-    learner.expert_ranks=`size` could spread."""
+    """Return the stacked experts of each layer of a Hugging Face `model`. Raises ConfigError if it has none
+    that learner.expert_ranks=`size` could spread."""
     key = f"learner.expert_ranks={size}"
-    # transformers' decorator sets this attribute. Experts without it cannot be computed apart from their routing.
+    # transformers' decorator `use_experts_implementation` sets this attribute. Experts without it cannot be computed
+    # apart from their routing.
     found: list[Any] = [each for each in model.modules() if hasattr(each, "_is_expert_parallel")]
     if not found and any(_is_stacked(each) for each in model.modules()):
         raise ConfigError(

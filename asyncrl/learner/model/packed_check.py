@@ -35,7 +35,7 @@ def attend_packed(
 ) -> None:
     """Give `model` the `attention` of this name over packed sequences of at most `length` tokens. `root` is the sharded
     module, which contains the model or only its decoder, and computes in `dtype`. All ranks call this. Raises
-    ConfigError: the results would differ from the model's own attention.
+    ConfigError if the results would differ from those of the model's own attention.
     """
     trial = _Trial(model, attention, ranks, dtype, any(each is model for each in root.modules()))
     # FSDP gathers the weights only for a forward method of the root.
@@ -95,8 +95,8 @@ class _Trial:
         return states
 
     def _probes(self, window: int) -> list[Tensor]:
-        """Return two sequences of different tokens and lengths, longer than the window, unless the window is larger
-        than LONGEST_PROBE."""
+        """Return two sequences of different tokens and different lengths. They are longer than the window if it has at
+        most LONGEST_PROBE tokens, and short otherwise."""
         lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
         ids = torch.arange(sum(lengths)) * 7 % self.model.config.get_text_config().vocab_size
         return list(ids.split(lengths))

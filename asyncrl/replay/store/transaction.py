@@ -1,8 +1,10 @@
 """One transaction of the store: reads and writes of its tables, queues and counters.
 
-Small records are msgpack. Trajectories and labels are joined frames. LMDB has no checksums, so every value is stored
+Small records are msgpack. Trajectories and labels are joined frames. LMDB has no checksums, so these values are stored
 with a checksum of the value and its key. A value that was changed, or that is read under a different key, raises
 StoreError.
+
+Some tables have many values per key. These values are plain names without a checksum.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ def _seal(key: bytes, value: bytes | memoryview) -> bytes:
 
 
 class Transaction:
-    """The reads and writes of one transaction. Values are encoded in msgpack, except in the methods with `bytes` in
-    their name.
+    """The reads and writes of one transaction. `put_bytes` and `get_bytes` take and return bytes. `add_member` and the
+    other methods for tables with many values per key take and return text. All other values are encoded in msgpack.
 
-    Every method that reads a value raises StoreError if the value is damaged. `writes` counts the attempted changes.
-    Counters are cached in memory and written by `flush`, since every request changes some of them.
+    Methods that return a value with a checksum raise StoreError if the value is damaged. `writes` counts the attempted
+    changes. Counters are cached in memory and written by `flush`, since every request changes some of them.
     """
 
     def __init__(self, environment: lmdb.Environment, tables: dict[str, Any], raw: lmdb.Transaction) -> None:
@@ -117,7 +119,7 @@ class Transaction:
         return value
 
     def present(self, value: T | None, table: str, key: Key) -> T:
-        """The `value` of a key to which another record refers. Raises StoreError: it is `None`."""
+        """The `value` of a key to which another record refers. Raises StoreError if it is `None`."""
         if value is None:
             raise self._damaged(f"{table} of {key!r} is missing")
         return value
@@ -140,6 +142,7 @@ class Transaction:
         return bool(self._raw.delete(_key(key), _key(member), db=self._tables[table]))
 
     def members(self, table: str, key: Key) -> list[str]:
+        """The values of `key`, in a table with many values per key."""
         cursor = self._raw.cursor(db=self._tables[table])
         return [bytes(value).decode() for value in cursor.iternext_dup()] if cursor.set_key(_key(key)) else []
 

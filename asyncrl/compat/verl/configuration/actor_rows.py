@@ -195,11 +195,14 @@ ROWS = (
         f"{OPTIM}.lr_warmup_steps_ratio",
         "`learner.warmup_steps`",
         0.0,
-        "The ratio times `total_training_steps`. If that key is not given, the ratio itself, which is a share of all "
+        "The ratio times the number of training steps. If no key gives that, the ratio itself, which is a share of all "
         "steps.",
     ),
     used(
-        f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "Used if `trainer.total_training_steps` is null."
+        f"{OPTIM}.total_training_steps",
+        "`learner.warmup_steps`",
+        -1,
+        "The number of steps for the two keys above, if `trainer.total_training_steps` is null.",
     ),
     made(
         f"{OPTIM}.lr_scheduler_type",

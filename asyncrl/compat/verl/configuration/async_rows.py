@@ -92,7 +92,7 @@ ROWS = (
         STALENESS,
         "`replay.max_lag`, `learner.publish_every`",
         DEFAULTS["staleness_threshold"],
-        "In the recipe `fully_async_policy`: rounded up to whole versions.",
+        "In the recipe `fully_async_policy`: `replay.max_lag` is this number of versions, rounded up.",
         _lag,
     ),
     used(
@@ -133,6 +133,7 @@ ROWS = (
         SPAN,
         "`replay.max_lag`",
         8,
-        "This number less 1, if `trainer_mode` is not `sync`: data of the current version spans 1 version.",
+        "This number minus 1, if `trainer_mode` is not `sync`. verl counts the versions that the data spans: "
+        "1 for data of the current version.",
     ),
 )

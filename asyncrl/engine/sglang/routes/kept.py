@@ -1,7 +1,8 @@
 """A buffer of the actor that a server keeps open: each push after the first one is one short request.
 
-The buffer holds a whole version. The actor fills it before the server stops. The server opens the buffer's handle at
-the first push. It then repeats the copies of that push whenever it is told to (inside/asyncrl_loader.py).
+The buffer holds a whole version. The actor fills it before it pauses the server. At the first push the server opens the
+buffer's handle and records its copies from the buffer into the model. Later pushes only make the same copies again
+(inside/asyncrl_loader.py).
 
 Torch counts the processes that use a buffer, and keeps the buffer's memory while the count is not 0. A server that dies
 does not count itself out, so `drop` does it. A server that still reads then reads memory that this process may use for
@@ -40,7 +41,7 @@ def reason_to_keep_none(info: Mapping[str, Any]) -> str:
 
 def whole_bucket(specs: Sequence[TensorSpec]) -> Bucket:
     """One bucket with all tensors, each at an address from which a GPU copies fast."""
-    # Checksums differ from version to version, but the buffer stays.
+    # Without checksums, which differ between versions, the buckets of all versions are equal, so the buffer stays.
     return Bucket(tuple(TensorSpec(spec.name, spec.dtype, spec.shape) for spec in specs))
 
 
@@ -61,7 +62,7 @@ class KeptBuffer:
 
     async def fill(self, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fill the buffer with the bucket's tensors, which are on the buffer's device or on the CPU. Another bucket
-        than before gets a new buffer. Raises torch.OutOfMemoryError: there is no room for it."""
+        than before gets a new buffer. Raises torch.OutOfMemoryError if there is no room for it."""
         if self._flat is None or not self.is_for(bucket):
             self.drop()
             self._flat, self._bucket, self._key = new_bytes(bucket.nbytes, self._device), bucket, uuid.uuid4().hex
