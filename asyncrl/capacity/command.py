@@ -248,8 +248,8 @@ def _treated(sizes: Sizes, treatment: str | None, max_lag: int) -> Sizes:
         return sizes.treated(treatment, max_lag)
     except ValueError as error:
         raise ConfigError(
-            f"--old-groups {treatment or sizes.treatment} --max-lag {max_lag}: {error}. In a forecast, --old-groups "
-            "evict sets this"
+            f"{f'--old-groups {treatment} ' if treatment else ''}--max-lag {max_lag}: {error}. In a forecast, "
+            "--old-groups evict sets this"
         ) from error
 
 
@@ -314,8 +314,8 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
             f"groups {sizes.treatment}."
         )
     if waiting := [each.sizes for each in forecasts if each.sizes.treatment in ("wait", "both")]:
-        limits = [sizes.wait_s for sizes in waiting if sizes.wait_s is not None]
-        longest = f"{max(limits):g} s" if limits else "the time of a step"
+        limit = waiting[0].wait_s  # All forecasts have that of the run, or the default.
+        longest = "the time for which the learner trains a step" if limit is None else f"{limit:g} s"
         yield (
             f"With wait and both, a step waits for old groups for at most {longest}. For another limit, change "
             "wait_s in the file that --save writes, and name this file instead of the run."

@@ -155,10 +155,7 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (lag, *treated) for lag in (1, 2) for treated in ((0.0, False), (None, True))
     ]
     assert call([str(file), "--old-groups", "wait", "--steps", "3"]) == 0
-    assert (
-        "waits for old groups for at most the time of a step. For another limit, change wait_s"
-        in capsys.readouterr().out
-    )
+    assert "for at most the time for which the learner trains a step. For another limit" in capsys.readouterr().out
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
     assert call(words) == 0
     forecasts = json.loads(capsys.readouterr().out)

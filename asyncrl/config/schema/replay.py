@@ -57,9 +57,9 @@ class OldGroupsConfig:
     wait_s: float | None = option(
         None,
         "largest number of seconds for which a step waits for running groups that would otherwise become too old and "
-        "be thrown away (docs/replay.md#groups-that-become-too-old); null: as many as the learner trains a step, but "
-        "no wait with replay.max_lag=0, another replay.sampler.kind than oldest, or replay.sampler.max_times_sampled "
-        "above 1; 0: no wait",
+        "be thrown away (docs/replay.md#groups-that-become-too-old); null: the time for which the learner trains a "
+        "step, but no wait with replay.max_lag=0, another replay.sampler.kind than oldest, or "
+        "replay.sampler.max_times_sampled above 1; 0: no wait",
         "[0, inf)",
     )
     mask: bool = option(

@@ -75,9 +75,8 @@ def begin(tx: Transaction, version: int) -> None:
 
 def decide(tx: Transaction, name: str, group: GroupRecord, end: TrajectoryState) -> None:
     """Count a training group that is about to be closed with the state `end`, and its episodes. Then count the oldest
-    cohorts, as far as each of their groups is decided."""
-    cohort = _cohort(tx, group.begun)
-    assert cohort is not None, "a cohort is deleted only once all of its groups are decided"
+    cohorts, as far as each of their groups is decided. Raises StoreError if the group's cohort is missing."""
+    cohort = tx.present(_cohort(tx, group.begun), "meta", _key(group.begun))
     cohort.undecided -= 1
     episodes = []
     for record in _played(tx, name, group):

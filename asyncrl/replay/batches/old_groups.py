@@ -29,9 +29,13 @@ unfinished then. Groups that filters refuse make the numbers smaller.
 A step trains groups for which it has waited: by the claim they fit into its batch, which takes the oldest groups first.
 So the wait is of use at the last step of a run, too, although later(u) then counts batches that never come.
 
-Some groups still become too old: surplus groups of `replay.oversample`, groups that are given up after a time limit,
-and groups that outlive a change to a smaller max_lag. An actor may also deliver an episode although the replay has
-given its ticket to another actor.
+Some groups still become too old:
+
+- groups that are given up after the limit of a wait, which is short by default
+- surplus groups of `replay.oversample`
+- groups that outlive a change to a smaller max_lag
+
+An actor may also deliver an episode although the replay has given its ticket to another actor.
 """
 
 from __future__ import annotations
