@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -54,6 +54,8 @@ ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",)
 LEARNER_FLOORS = (("ranks",), ("batch",), ("model",), ("checkpoint",), ("",))
 """The same within `learner`, where the last floor is the story of the training."""
 
+MOST_FILES = 30
+"""Python files of one folder. A folder with more has ideas that want folders of their own."""
 MOST_SIGNATURES = 70
 """Functions of the whole package that may take the whole configuration."""
 DOORS = ("from_config", "__main__")
@@ -136,6 +138,11 @@ def test_rooms_import_only_what_is_below_them(within: str, floors: Sequence[Sequ
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     TopologicalSorter({module: imports(module) for module in SOURCES}).prepare()
+
+
+def test_no_folder_has_many_files() -> None:
+    files = Counter(str(path.parent.relative_to(PACKAGE)) for path in SOURCES.values())
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
 
 
 def test_no_folders_import_each_other_in_a_circle() -> None:
@@ -272,7 +279,13 @@ def test_no_part_decides_by_the_wall_clock() -> None:
             "agents/chat_api/server.py",
         ),
         *("learner/from_config.py", "launch/doctor/sharing.py", "dashboard/overview.py"),
-        *("runs/environment.py", "runs/elapsed.py", "machine/activity.py", "runs/situation.py", "runs/watch.py"),
+        *(
+            "runs/environment.py",
+            "runs/elapsed.py",
+            "machine/activity.py",
+            "runs/state/situation.py",
+            "runs/state/watch.py",
+        ),
     }, "these may write down or tell people when something was, and doctor compares the clocks of hosts"
 
 

@@ -9,9 +9,9 @@ the path of each. A run without such an option loads nothing from here. This pac
 in docs/concepts.md: it calls the learner, the engine and the scorers, which keep them.
 
 In reading order:
-- verl/protocol.py, rows.py, tensors.py: the batch type `DataProto`
-- verl/to_batch.py, from_batch.py: trajectories and labels to a batch in verl's layout, and back
-- verl/rewarding.py, reward_managers.py, judging.py: reward managers, and the process that runs them for the scorers
+- verl/batches/protocol.py: the batch type `DataProto`
+- verl/batches/to_batch.py, from_batch.py: trajectories and labels to a batch in verl's layout, and back
+- verl/rewards/rewarding.py, reward_managers.py, judging.py: reward managers, and the process that runs them
 - rows.py, report.py: the translation of a configuration by a table; yaml_files.py: YAML that strangers wrote
 - verl/configuration/table.py, translation.py: `asyncrl from-verl`; trl/table.py, command.py: `asyncrl from-trl`
 - verl/controller/group.py, modes.py: worker groups; controller/operators/from_config.py: verl's workers

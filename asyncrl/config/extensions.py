@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 EXTENSIONS: Mapping[str, str] = {
-    "scoring.manager": "asyncrl.compat.verl.judging",
+    "scoring.manager": "asyncrl.compat.verl.rewards.judging",
     "actor.interactions": "asyncrl.compat.verl.VerlInteraction",
     "actor.verl_tools": "asyncrl.compat.verl.tools.playing.verl_tools",
     "actor.agent": "asyncrl.compat.verl.agent_loops.player.open_loops",

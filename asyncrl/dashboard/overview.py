@@ -20,16 +20,16 @@ from asyncrl.dashboard.series import LONGEST_TEXT
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.runs.elapsed import elapsed_s
-from asyncrl.runs.evidence import read_evidence, recent_shares
-from asyncrl.runs.health import judge
+from asyncrl.runs.health.evidence import read_evidence, recent_shares
+from asyncrl.runs.health.health import judge
+from asyncrl.runs.health.trends import Trend
 from asyncrl.runs.lines import finite
 from asyncrl.runs.pace import PACE_STEPS, pace
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
-from asyncrl.runs.stalls import Wait
+from asyncrl.runs.state.stalls import Wait
+from asyncrl.runs.state.watch import RunWatch
 from asyncrl.runs.table import is_fine_tuning, state_of
-from asyncrl.runs.trends import Trend
-from asyncrl.runs.watch import RunWatch
 from asyncrl.text import reason_of
 
 

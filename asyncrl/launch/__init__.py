@@ -5,7 +5,7 @@ This package helps to keep these promises:
 - 1, nothing lost, nothing trained twice: `supervisor.py` starts killed roles again, `ownership.py` lets only one
   process own a run's folder, and `survivors.py` ends the processes that an earlier launcher of the run left running.
 - 3, the same batch after a crash: `claim.py` refuses to resume a run if an option that a run must keep has another
-  value, and `preflight/same_tasks.py` does so if the tasks have changed.
+  value, and `preflight/tasks/same_tasks.py` does so if the tasks have changed.
 - 8, closed by default: `addresses.py` makes keys for a run that other machines can reach.
 
 In reading order: `local.py` (`asyncrl train`, from the checks to the end), `claim.py` (whether a run may resume);

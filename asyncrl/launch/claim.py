@@ -16,8 +16,8 @@ from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.config.secrets import shown, shown_value
 from asyncrl.data.opening import RunTasks
 from asyncrl.errors import ConfigError
-from asyncrl.launch.preflight.same_files import check_same_files, task_files
-from asyncrl.launch.preflight.same_tasks import names_tasks
+from asyncrl.launch.preflight.tasks.same_files import check_same_files, task_files
+from asyncrl.launch.preflight.tasks.same_tasks import names_tasks
 from asyncrl.launch.run_folder import is_begun, set_aside
 from asyncrl.runs.run import Run
 

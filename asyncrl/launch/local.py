@@ -36,11 +36,11 @@ from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.paths import check_paths
 from asyncrl.launch.preflight.preflight import preflight
-from asyncrl.launch.preflight.prompts import prepare_data
-from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
-from asyncrl.launch.preflight.task_files import read_files
-from asyncrl.launch.preflight.weights import check_weights
+from asyncrl.launch.preflight.tasks.prompts import prepare_data
+from asyncrl.launch.preflight.tasks.same_tasks import check_same_tasks
+from asyncrl.launch.preflight.tasks.task_files import read_files
+from asyncrl.launch.preflight.tasks.weights import check_weights
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.scaling import Scaler
@@ -51,10 +51,10 @@ from asyncrl.machine import process
 from asyncrl.runs.card import write_card
 from asyncrl.runs.environment import record_environment
 from asyncrl.runs.run import COMPLETE, Run
+from asyncrl.runs.state.watch import RunWatch
 from asyncrl.runs.summary import resume_command
 from asyncrl.runs.summary_text import write_summary
 from asyncrl.runs.terminal import TerminalTable
-from asyncrl.runs.watch import RunWatch
 
 log = logging.getLogger("asyncrl.train")
 

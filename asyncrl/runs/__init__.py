@@ -11,9 +11,8 @@ In reading order:
 - `run.py`, `finding.py`, `lines.py`, `kept.py`: the reader of a run, the search for a run, the reader of files that
   grow, and the reader of kept episodes. `processes.py`: the file `processes.json`.
 - `from_config.py`, `settings.py`: the reader of a run's configuration, and the values that views need from it.
-- `status.py`, `situation.py`, `stalls.py`, `advice.py`, `watch.py`: the state of a run now, its chain of waits (which
-  role waits for which), and what to change. `live.py`: requests to a running replay.
-- `evidence.py`, `trends.py`, `health.py`: rules that judge the health of a run, in sentences that all views show.
+- `state/`: the state of a run now, its chain of waits (which role waits for which), and what to change.
+- `health/`: rules that judge the health of a run, in sentences that all views show.
 - `progress.py`, `standstill.py`, `terminal.py`: the table of a run on its own terminal. `live_rows.py`: rows that
   change in place.
 - `table.py`: many runs in one table, with the keys in which they differ.
@@ -25,7 +24,7 @@ In reading order:
 Facts that several views show:
 
 - `pace.py`, `elapsed.py`: the steps that are done, and the time that a run has run.
-- `shares.py`, `working.py`: the shares of idle time, and what a run works at in its quiet phases.
+- `shares.py`: the shares of idle time.
 - `failures.py`, `role_errors.py`: failures by their reasons, and the errors in logs.
 - `decoding.py`: token ids as text.
 

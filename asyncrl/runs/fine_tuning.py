@@ -13,18 +13,18 @@ from rich.console import Console
 from asyncrl.config.commands import runnable
 from asyncrl.config.locations import CONFIG_FILE, steps_in_newest_checkpoint
 from asyncrl.runs.elapsed import earlier_s, elapsed_s
-from asyncrl.runs.evidence import MOST_STEPS
+from asyncrl.runs.health.evidence import MOST_STEPS
+from asyncrl.runs.health.trends import averaged_steps
 from asyncrl.runs.lines import Row
 from asyncrl.runs.live_rows import LiveRows
 from asyncrl.runs.pace import PACE_STEPS, pace
 from asyncrl.runs.progress import number
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
-from asyncrl.runs.situation import RolesReader
+from asyncrl.runs.state.situation import RolesReader
+from asyncrl.runs.state.working import working
 from asyncrl.runs.summary import Change, files_of, mean_change, quoted, record_summary
 from asyncrl.runs.summary_text import as_text
-from asyncrl.runs.trends import averaged_steps
-from asyncrl.runs.working import working
 from asyncrl.text import duration
 
 HELD_OUT = "eval/loss"

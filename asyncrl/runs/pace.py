@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
+from asyncrl.runs.health.trends import values_of
 from asyncrl.runs.lines import Row
-from asyncrl.runs.trends import values_of
 
 PACE_STEPS = 20
 """The pace of a run is the mean time of this many of its newest steps."""

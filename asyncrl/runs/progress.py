@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from asyncrl.runs.evidence import ACTOR_ROWS, recent_shares
+from asyncrl.runs.health.evidence import ACTOR_ROWS, recent_shares
 from asyncrl.runs.lines import Row, Tail
 from asyncrl.runs.pace import PACE_STEPS, StepPace, pace
 from asyncrl.runs.run import Run

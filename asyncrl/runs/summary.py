@@ -29,14 +29,14 @@ from asyncrl.replay.batches.selection import Selection, sum_selections
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.store.records import ENDS, TrajectoryState
 from asyncrl.runs.elapsed import elapsed_s
-from asyncrl.runs.evidence import MOST_STEPS, read_evidence, recent_shares
 from asyncrl.runs.failures import KINDS, FailureGroup, count_letters, group_failures, shown_end
-from asyncrl.runs.health import judge
+from asyncrl.runs.health.evidence import MOST_STEPS, read_evidence, recent_shares
+from asyncrl.runs.health.health import judge
+from asyncrl.runs.health.trends import averaged_steps, values_of
 from asyncrl.runs.lines import decoded, finite
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import COMPLETE, Run
 from asyncrl.runs.shares import totals, waited_for
-from asyncrl.runs.trends import averaged_steps, values_of
 from asyncrl.text import json_text
 
 log = logging.getLogger(__name__)

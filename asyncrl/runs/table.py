@@ -18,9 +18,9 @@ from asyncrl.config.locations import FINE_TUNING_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.secrets import masked_value
 from asyncrl.errors import ConfigError
-from asyncrl.runs.evidence import MOST_STEPS
+from asyncrl.runs.health.evidence import MOST_STEPS
+from asyncrl.runs.health.trends import of_evaluations, of_steps
 from asyncrl.runs.run import Run
-from asyncrl.runs.trends import of_evaluations, of_steps
 
 STOPPED = "stopped"
 LONGEST_VALUE = 80

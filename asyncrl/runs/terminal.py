@@ -12,17 +12,17 @@ from typing import Any
 from rich.console import Console
 
 from asyncrl.runs.elapsed import earlier_s
-from asyncrl.runs.evidence import read_evidence
-from asyncrl.runs.health import judge
+from asyncrl.runs.health.evidence import read_evidence
+from asyncrl.runs.health.health import judge
 from asyncrl.runs.lines import finite
 from asyncrl.runs.live_rows import LINE_S, REFRESH_S, LiveRows
 from asyncrl.runs.pace import StepPace
 from asyncrl.runs.progress import RunProgress, number, pace_of, progress_rows
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
-from asyncrl.runs.situation import RolesReader
 from asyncrl.runs.standstill import Standstill
-from asyncrl.runs.working import working
+from asyncrl.runs.state.situation import RolesReader
+from asyncrl.runs.state.working import working
 from asyncrl.text import duration
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less with replay.retention"

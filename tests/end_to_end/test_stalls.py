@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.runs.run import Run as RunReader
-from asyncrl.runs.watch import RunWatch
+from asyncrl.runs.state.watch import RunWatch
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until

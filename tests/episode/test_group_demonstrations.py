@@ -24,7 +24,7 @@ from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.group_demonstrations import DemonstrationRecorder
 from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import DataError, RefusedError
-from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
+from asyncrl.launch.preflight.tasks.demonstrations import check_group_demonstrations
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import DEMONSTRATED, Finish, Role, Trajectory
 from tests.episode.fakes import (

@@ -26,7 +26,7 @@ from asyncrl.launch.claim import check_resume, claim, is_finished, is_past_its_s
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.preflight.tasks.same_tasks import check_same_tasks
 from asyncrl.launch.start_warnings import StartWarnings
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.ports import free_ports

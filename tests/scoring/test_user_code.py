@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from asyncrl.compat.verl.judging import as_batch
+from asyncrl.compat.verl.rewards.judging import as_batch
 from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.registry import load_prm

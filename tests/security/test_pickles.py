@@ -23,7 +23,7 @@ OF_OBJECTS = (
     *("send_object_list", "recv_object_list"),
 )
 """Methods of ZeroMQ and torch.distributed that unpickle what arrives."""
-OWN = {"compat/verl/processes.py", "compat/verl/controller/group.py"}
+OWN = {"compat/verl/rewards/processes.py", "compat/verl/controller/group.py"}
 """Files that unpickle bytes of the same user: a call for a child process, and an error that they have pickled."""
 
 loaded: list[str] = []

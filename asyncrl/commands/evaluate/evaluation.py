@@ -23,7 +23,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.preflight.paths import check_imports, named_code
 from asyncrl.launch.preflight.preflight import preflight
-from asyncrl.launch.preflight.task_files import read_files
+from asyncrl.launch.preflight.tasks.task_files import read_files
 from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole

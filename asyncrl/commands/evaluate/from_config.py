@@ -28,8 +28,8 @@ from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.claim import claim
 from asyncrl.launch.local import role_commands
 from asyncrl.launch.placement.placement import place, settle
-from asyncrl.launch.preflight.prompts import prepare_data
-from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.preflight.tasks.prompts import prepare_data
+from asyncrl.launch.preflight.tasks.same_tasks import check_same_tasks
 from asyncrl.launch.processes import ROLE_ENVIRONMENT, role_command, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor

@@ -44,9 +44,9 @@ from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
-from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
-from asyncrl.launch.preflight.truths import check_columns
+from asyncrl.launch.preflight.tasks.datasets import make_tasks
+from asyncrl.launch.preflight.tasks.truths import check_columns
 from asyncrl.machine.blocked_loop import running_line
 from asyncrl.machine.own_exits import reported_exits
 from asyncrl.machine.slow_code import watched_code

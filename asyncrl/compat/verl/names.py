@@ -15,32 +15,32 @@ from asyncrl.compat.verl import agent_loops, controller
 from asyncrl.compat.verl.agent_loops import base, helpers, parsers, tool_agent
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy
 from asyncrl.compat.verl.agent_loops.single_turn import SingleTurnAgentLoop
-from asyncrl.compat.verl.auto_padding import DataProtoConfig
-from asyncrl.compat.verl.batch_dimensions import collate_fn, fold_batch_dim, unfold_batch_dim, union_tensor_dict
-from asyncrl.compat.verl.gathering import all_gather_data_proto
+from asyncrl.compat.verl.batches.auto_padding import DataProtoConfig
+from asyncrl.compat.verl.batches.batch_dimensions import collate_fn, fold_batch_dim, unfold_batch_dim, union_tensor_dict
+from asyncrl.compat.verl.batches.gathering import all_gather_data_proto
+from asyncrl.compat.verl.batches.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
+from asyncrl.compat.verl.batches.protocol import DataProto
+from asyncrl.compat.verl.batches.rows import DataProtoItem
 from asyncrl.compat.verl.interactions import BaseInteraction, interactions_of
-from asyncrl.compat.verl.loop_managers import (
+from asyncrl.compat.verl.rewards.loop_managers import (
     DAPOLoopManager,
     GDPOLoopManager,
     NaiveLoopManager,
     RateLimitedRewardManager,
     RemoteRewardManager,
 )
-from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
-from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
-from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.rate_limits import AsyncTokenBucket
-from asyncrl.compat.verl.reward_loop import RewardManagerBase, get_event_loop, get_reward_manager_cls
-from asyncrl.compat.verl.reward_loop import register as register_loop_manager
-from asyncrl.compat.verl.reward_managers import (
+from asyncrl.compat.verl.rewards.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
+from asyncrl.compat.verl.rewards.rate_limits import AsyncTokenBucket
+from asyncrl.compat.verl.rewards.reward_loop import RewardManagerBase, get_event_loop, get_reward_manager_cls
+from asyncrl.compat.verl.rewards.reward_loop import register as register_loop_manager
+from asyncrl.compat.verl.rewards.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
     NaiveRewardManager,
     PrimeRewardManager,
 )
-from asyncrl.compat.verl.rewarding import AbstractRewardManager, default_compute_score, gsm8k_score
+from asyncrl.compat.verl.rewards.rewarding import AbstractRewardManager, default_compute_score, gsm8k_score
 from asyncrl.compat.verl.rollouts import BaseRollout
-from asyncrl.compat.verl.rows import DataProtoItem
 
 Named = TypeVar("Named")
 

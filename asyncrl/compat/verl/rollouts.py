@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.batches.protocol import DataProto
 
 
 class BaseRollout(ABC):

@@ -16,9 +16,9 @@ from asyncrl.config.schema import ActorConfig, AlgorithmConfig, ScoringConfig, T
 from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.errors import ConfigError, DataError, StoreError, ToolError
 from asyncrl.launch.preflight.algorithm import check_algorithm
-from asyncrl.launch.preflight.episode import ManagerTrial
-from asyncrl.launch.preflight.grammars import check_grammars
-from asyncrl.launch.preflight.held_out import warn_of_shared_tasks
+from asyncrl.launch.preflight.episodes.episode import ManagerTrial
+from asyncrl.launch.preflight.episodes.own_code import own_paths
+from asyncrl.launch.preflight.episodes.play import check_agent, check_play
 from asyncrl.launch.preflight.learning import check_learning, warn_of_large_rates
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import (
@@ -29,14 +29,14 @@ from asyncrl.launch.preflight.models import (
     check_tokenizer,
     policy_size,
 )
-from asyncrl.launch.preflight.own_code import own_paths
-from asyncrl.launch.preflight.play import check_agent, check_play
 from asyncrl.launch.preflight.problems import Problems
-from asyncrl.launch.preflight.prompts import prompt_lengths
-from asyncrl.launch.preflight.row_checks import RowChecks
 from asyncrl.launch.preflight.servers import warn_of_silent_servers
+from asyncrl.launch.preflight.tasks.grammars import check_grammars
+from asyncrl.launch.preflight.tasks.held_out import warn_of_shared_tasks
+from asyncrl.launch.preflight.tasks.prompts import prompt_lengths
+from asyncrl.launch.preflight.tasks.row_checks import RowChecks
+from asyncrl.launch.preflight.tasks.truths import check_truths
 from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
-from asyncrl.launch.preflight.truths import check_truths
 from asyncrl.network.keys import check_keys
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def preflight(
     from asyncrl.chat.from_config import open_chat
     from asyncrl.data.from_config import run_tasks
     from asyncrl.episode.from_config import prepare_demonstrations
-    from asyncrl.launch.preflight.datasets import make_tasks
+    from asyncrl.launch.preflight.tasks.datasets import make_tasks
 
     actor, scoring, learner, sft = config.actor, config.scoring, config.learner, config.algorithm.sft
     found, missing = Problems(stop), missing_data(config.data, sft.path)

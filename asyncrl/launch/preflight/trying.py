@@ -37,8 +37,8 @@ from asyncrl.errors import (
     ToolError,
     UnavailableError,
 )
-from asyncrl.launch.preflight.creation import create, start_user, try_ticket
-from asyncrl.launch.preflight.own_code import OwnCode, own_paths
+from asyncrl.launch.preflight.episodes.creation import create, start_user, try_ticket
+from asyncrl.launch.preflight.episodes.own_code import OwnCode, own_paths
 from asyncrl.launch.preflight.trial import WORDS, Note
 from asyncrl.machine.blocked_loop import running_line, watched_loop
 from asyncrl.modelling.tokenizer import open_tokenizer

@@ -15,8 +15,8 @@ from asyncrl.replay.client.client import ReplayClient
 from asyncrl.replay.store.store import Store, in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 from asyncrl.runs.from_config import read_replay_settings
-from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.run import Run
+from asyncrl.runs.state.live import LiveReplay
 
 REQUEUED = {"scoring": "is requeued: it is scored again", "task": "is requeued: its task runs again as a new group"}
 

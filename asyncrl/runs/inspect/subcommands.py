@@ -36,11 +36,11 @@ from asyncrl.runs.inspect.table import (
     status_table,
     step_view,
 )
-from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress
 from asyncrl.runs.run import Run
-from asyncrl.runs.status import StatusSample, describe, sample
-from asyncrl.runs.watch import StallReader
+from asyncrl.runs.state.live import LiveReplay
+from asyncrl.runs.state.status import StatusSample, describe, sample
+from asyncrl.runs.state.watch import StallReader
 
 MOST_REASONS = 20
 SAMPLES = 6

@@ -15,10 +15,10 @@ from rich.text import Text
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.secrets import shown_value
 from asyncrl.replay.store.records import DeadLetter
-from asyncrl.runs.advice import FINE
 from asyncrl.runs.failures import group_failures, shown_end
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.runs.progress import progress_rows
+from asyncrl.runs.state.advice import FINE
 from asyncrl.text import printable
 
 WORKERS_SHOWN = 16

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from asyncrl.compat import verl as ours_of_verl
 from asyncrl.compat.verl import DataProto, compute_position_id_with_mask, provide_verl
-from asyncrl.compat.verl.reward_loop import get_reward_manager_cls
-from asyncrl.compat.verl.reward_managers import MANAGERS
+from asyncrl.compat.verl.rewards.reward_loop import get_reward_manager_cls
+from asyncrl.compat.verl.rewards.reward_managers import MANAGERS
 from tests.compat.verl import operations
 
 pytestmark = [

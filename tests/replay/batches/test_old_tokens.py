@@ -21,7 +21,7 @@ from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.episode import readable
 from asyncrl.runs.inspect.episodes import list_episodes, step_row
 from asyncrl.runs.inspect.table import step_view
-from asyncrl.runs.status import summarise
+from asyncrl.runs.state.status import summarise
 from asyncrl.types import BatchPlan, Ticket
 from tests.helpers import make_demonstration, make_task, make_trajectory
 from tests.replay.support import Core, make_settings

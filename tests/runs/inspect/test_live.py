@@ -26,12 +26,12 @@ from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.changes import Change, ChangeResult, change_all, discard, requeue, skip_plan
 from asyncrl.runs.inspect.table import dead_letter_table, describe_dead_letters, status_table
-from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.processes import ProcessRecord
 from asyncrl.runs.progress import RunProgress
 from asyncrl.runs.run import Run
-from asyncrl.runs.status import describe, sample
-from asyncrl.runs.watch import Stalls
+from asyncrl.runs.state.live import LiveReplay
+from asyncrl.runs.state.status import describe, sample
+from asyncrl.runs.state.watch import Stalls
 from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory
 from tests.replay.support import Core
 from tests.runs.inspect.serve import OWN_RUN

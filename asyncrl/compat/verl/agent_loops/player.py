@@ -22,8 +22,8 @@ from asyncrl.agents.chat_api.result import MAX_METRICS, METRIC_NAME, AgentError,
 from asyncrl.compat.verl.agent_loops.base import DictConfigWrap, ToolListWrap
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy, read_ids
 from asyncrl.compat.verl.agent_loops.settings import loop_config
+from asyncrl.compat.verl.batches.to_batch import task_fields
 from asyncrl.compat.verl.names import provide_verl
-from asyncrl.compat.verl.to_batch import task_fields
 from asyncrl.compat.yaml_files import read_nodes
 from asyncrl.config.group_files import FAILURES
 from asyncrl.config.imports import imported

@@ -10,7 +10,7 @@ from asyncrl.compat.rows import Setting, alias, made, none, part, used
 from asyncrl.compat.verl.configuration.actor_rows import POLICY_LOSS
 from asyncrl.compat.verl.configuration.data_rows import FILTER
 from asyncrl.compat.verl.configuration.source import VerlConfig
-from asyncrl.compat.verl.process_keys import KEYS
+from asyncrl.compat.verl.rewards.process_keys import KEYS
 
 CORRECTION = "algorithm.rollout_correction"
 BY_SEQUENCE = ("gspo", "geo_mean")

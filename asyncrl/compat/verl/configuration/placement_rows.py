@@ -10,7 +10,7 @@ from asyncrl.compat.verl.configuration.model_rows import attention_of, has_adapt
 from asyncrl.compat.verl.configuration.reward_rows import MANAGER
 from asyncrl.compat.verl.configuration.reward_rows import MODEL as REWARD
 from asyncrl.compat.verl.configuration.source import VerlConfig
-from asyncrl.compat.verl.process_keys import KEYS
+from asyncrl.compat.verl.rewards.process_keys import KEYS
 
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
 RANKS: Mapping[str, tuple[str, ...]] = {

@@ -21,8 +21,8 @@ from asyncrl.compat.verl.configuration.correction_rows import (
 from asyncrl.compat.verl.configuration.data_rows import FILTER, PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.named_files import wrong_object
 from asyncrl.compat.verl.configuration.source import VerlConfig
-from asyncrl.compat.verl.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults
-from asyncrl.compat.verl.rate_limits import RequestLimits
+from asyncrl.compat.verl.rewards.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults
+from asyncrl.compat.verl.rewards.rate_limits import RequestLimits
 from asyncrl.config.option import options
 
 FUNCTION = "reward.custom_reward_function"

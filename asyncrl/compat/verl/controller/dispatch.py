@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.futures import DataProtoFuture, is_future
 from asyncrl.compat.verl.controller.modes import Dispatch
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
 PADDING = "_padding_size_key_x123d"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from asyncrl.compat.verl.fields import require
-from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.batches.fields import require
+from asyncrl.compat.verl.batches.protocol import DataProto
 
 
 def is_future(value: Any) -> bool:

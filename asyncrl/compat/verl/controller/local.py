@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup, run_method, worker_error
 from asyncrl.compat.verl.controller.worker import Worker
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 from asyncrl.machine.process import is_ctrl_c
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup
 from asyncrl.compat.verl.controller.local import rank_variables
 from asyncrl.compat.verl.controller.references import fetched, ray_module
 from asyncrl.compat.verl.controller.remote import WorkerHost, compact
 from asyncrl.compat.verl.controller.worker import RENDEZVOUS
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
 PLACED_S = 300.0

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from asyncrl.compat.verl.batches.nested import nested_of, parts
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.group import run_method, worker_error
 from asyncrl.compat.verl.controller.references import ray_module
-from asyncrl.compat.verl.nested import nested_of, parts
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.machine.ports import free_ports
 from asyncrl.machine.process import is_ctrl_c
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.compat.verl.rewarding import gsm8k_score
+from asyncrl.compat.verl.rewards.rewarding import gsm8k_score
 from asyncrl.compat.verl.tools.base import BaseTool
 from asyncrl.compat.verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.compat.verl import DataProto
+from asyncrl.compat.verl.batches.fields import objects
 from asyncrl.compat.verl.controller import (
     ClassWithInitArgs,
     DataProtoFuture,
@@ -29,7 +30,6 @@ from asyncrl.compat.verl.controller import (
     Worker,
     register,
 )
-from asyncrl.compat.verl.fields import objects
 from asyncrl.errors import ConfigError, DataProtoError, DispatchError, WorkerError
 from tests.compat.verl.controller.workers import Reporter, numbers, rows, seen_by
 

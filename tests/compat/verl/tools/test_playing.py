@@ -19,7 +19,7 @@ from PIL import Image
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError, ToolError
-from asyncrl.launch.preflight.episode import OwnCode
+from asyncrl.launch.preflight.episodes.episode import OwnCode
 from asyncrl.tools import Tool
 from asyncrl.tools.environments.classes import may_reward_turns
 from asyncrl.tools.registry import tool_classes

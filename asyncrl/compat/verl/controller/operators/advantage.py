@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.compat.verl.batches.fields import require
+from asyncrl.compat.verl.batches.packed import add_tokens, to_tokens
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.operators.plans import episodes_of
-from asyncrl.compat.verl.fields import require
-from asyncrl.compat.verl.packed import add_tokens, to_tokens
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.schema import LearnerConfig
 
 STATE = "algorithm_state"

@@ -13,13 +13,13 @@ from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Tokens
 from asyncrl.algorithms.metrics import return_sums
 from asyncrl.algorithms.policy_tokens import PolicyTokens
+from asyncrl.compat.verl.batches.fields import require
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.parts import in_order, the_first, whole
 from asyncrl.compat.verl.controller.operators.plans import Batches, rows_with
 from asyncrl.compat.verl.controller.operators.saving import restored, save
 from asyncrl.compat.verl.controller.worker import Worker
-from asyncrl.compat.verl.fields import require
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.learner.batch.fetching import FetchedBatch, PackedModel
 from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.packing import ForwardPass

@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.operators.generation import generated, joined_parts, numbered
 from asyncrl.compat.verl.controller.operators.policy import PolicyParts
 from asyncrl.compat.verl.controller.operators.rollout import Rollout
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.rollouts import BaseRollout
 from asyncrl.errors import ConfigError, EngineError
 

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.compat.verl.batches.fields import columns, objects, require
+from asyncrl.compat.verl.batches.protocol import DataProto
+from asyncrl.compat.verl.batches.to_batch import from_trajectories
 from asyncrl.compat.verl.controller.dispatch import Arguments, Workers
 from asyncrl.compat.verl.controller.futures import materialized
 from asyncrl.compat.verl.controller.operators.parts import Mode, evenly, shared_out
 from asyncrl.compat.verl.controller.operators.plans import VERSION
 from asyncrl.compat.verl.controller.operators.prompts import tasks_of
 from asyncrl.compat.verl.controller.operators.rollout import FailedEpisode, Rollout
-from asyncrl.compat.verl.fields import columns, objects, require
-from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.to_batch import from_trajectories
 from asyncrl.errors import EngineError
 from asyncrl.ids import ticket_id
 from asyncrl.types import Purpose, Task, Ticket, Trajectory

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.dispatch import MEGATRON, Arguments, Workers, to_all
 from asyncrl.compat.verl.controller.futures import DataProtoFuture, is_future, materialized
-from asyncrl.compat.verl.protocol import DataProto
 
 Join = Callable[[list[Any]], DataProto]
 Mode = dict[str, Callable[..., Any]]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.compat.verl.batches.fields import require
+from asyncrl.compat.verl.batches.from_batch import to_labels, to_trajectories
+from asyncrl.compat.verl.batches.packed import NAMES, PREPARED, add_tokens, to_tokens
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.operators.parts import ROW
-from asyncrl.compat.verl.fields import require
-from asyncrl.compat.verl.from_batch import to_labels, to_trajectories
-from asyncrl.compat.verl.packed import NAMES, PREPARED, add_tokens, to_tokens
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.changes import ConfigChange
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher, FetchedBatch

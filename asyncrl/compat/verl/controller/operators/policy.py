@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from asyncrl.compat.verl.batches.fields import require
+from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.advantage import STATE
 from asyncrl.compat.verl.controller.operators.generation import (
@@ -26,8 +28,6 @@ from asyncrl.compat.verl.controller.operators.plans import Batches, rows_with
 from asyncrl.compat.verl.controller.operators.rollout import Rollout
 from asyncrl.compat.verl.controller.operators.saving import restored, save
 from asyncrl.compat.verl.controller.worker import Worker
-from asyncrl.compat.verl.fields import require
-from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.learner.batch.fetching import FetchedBatch, PackedModel

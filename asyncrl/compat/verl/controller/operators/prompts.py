@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrl.compat.verl.fields import columns, require
-from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.to_batch import task_fields
+from asyncrl.compat.verl.batches.fields import columns, require
+from asyncrl.compat.verl.batches.protocol import DataProto
+from asyncrl.compat.verl.batches.to_batch import task_fields
 from asyncrl.data.sendable import plain
 from asyncrl.ids import feed_group
 from asyncrl.replay.starts.feed import Feed

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
+from asyncrl.compat.verl.batches.fields import columns, require
+from asyncrl.compat.verl.batches.protocol import DataProto
+from asyncrl.compat.verl.batches.to_batch import label_fields, score_rows
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.generation import DROPPED
 from asyncrl.compat.verl.controller.operators.parts import by_trajectory, shared_among_collecting
 from asyncrl.compat.verl.controller.operators.plans import trajectories_of
 from asyncrl.compat.verl.controller.operators.prompts import tasks_of
 from asyncrl.compat.verl.controller.worker import Worker
-from asyncrl.compat.verl.fields import columns, require
-from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.to_batch import label_fields, score_rows
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, configured, needs, serves
 from asyncrl.errors import ConfigError, ScoringError
