@@ -127,6 +127,14 @@ def test_a_guarded_program_has_its_own_pipes_and_what_it_leaves_ends_when_its_gu
     until(lambda: has_ended(int(others)))
 
 
+def pipe_of(pid: int, descriptor: int) -> str:
+    """The pipe that a process has open under a number; empty if it has none, or has ended."""
+    try:
+        return str(Path(f"/proc/{pid}/fd/{descriptor}").readlink())
+    except OSError:
+        return ""
+
+
 def ignored_signals(pid: int) -> set[int]:
     """The signals that a process ignores; none if it has ended."""
     try:
@@ -142,8 +150,11 @@ def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_processes_of
     scheduler = {signal.SIGTERM, signal.SIGINT}
 
     def keepers() -> list[int]:
-        found = [each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == guard.command]
-        return [pid for pid in found if pid != process.pid and scheduler <= ignored_signals(pid)]
+        # Guards of other tests may have the same command, but not the same pipe.
+        (watched,) = guard.files
+        others = [pid for pid in psutil.pids() if pid not in (os.getpid(), process.pid)]
+        found = [pid for pid in others if pipe_of(pid, watched) == pipe_of(os.getpid(), watched)]
+        return [pid for pid in found if scheduler <= ignored_signals(pid)]
 
     with Guarded([sys.executable, "-c", SPEAKER]) as guard, start_speaker(guard) as process:
         try:

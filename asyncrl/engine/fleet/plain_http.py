@@ -97,17 +97,23 @@ class _Connection(asyncio.Protocol):
     """One connection. It has one request at a time, and `answer` is the answer to the last request."""
 
     def __init__(self) -> None:
-        self.is_open = False
         self.answer: asyncio.Future[HttpAnswer]
         self._waits = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        """False as soon as an error or this side has closed the connection, which is before `connection_lost`."""
+        return not self._transport.is_closing()
 
     def send(self, head: bytes, body: bytes) -> None:
-        """Send a request. An error ends `answer`."""
+        """Send a request. A later error ends `answer`. Raises ConnectionResetError: the connection is closed."""
+        if not self.is_open:
+            # A new connection may be closed before its first request. Python 3.12 raises a TypeError for it.
+            raise ConnectionResetError("the server closed the connection before a request was sent")
         self.answer = asyncio.get_running_loop().create_future()
         self._waits = True
         self._received = bytearray()
@@ -131,7 +137,6 @@ class _Connection(asyncio.Protocol):
         """Close the connection, as the server did."""
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
         if not self._waits:
             return
         if error is None and self._reader is not None and self._reader.until_end:
@@ -167,7 +172,6 @@ class _Connection(asyncio.Protocol):
             self.answer.set_result(answer)
 
     def _fail(self, error: Exception) -> None:
-        self.is_open = False
         self._transport.abort()
         if self._waits and not self.answer.done():
             self.answer.set_exception(error)

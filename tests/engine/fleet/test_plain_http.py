@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,40 @@ def test_a_connection_that_was_idle_too_long_is_not_used_again() -> None:
         assert server.opened == 2
 
     serve(test, PLAIN, PLAIN, keep_s=-1.0)
+
+
+def call_with_new_transports(called: Callable[[asyncio.Transport], None]) -> None:
+    """Call `called` with the transport of each connection that this loop opens from now on, before it is used."""
+    loop = asyncio.get_running_loop()
+    create_connection = loop.create_connection
+
+    async def creating(*arguments: Any) -> tuple[Any, Any]:
+        transport, protocol = await create_connection(*arguments)
+        called(transport)
+        return transport, protocol
+
+    loop.create_connection = creating  # type: ignore[assignment]
+
+
+def test_a_connection_that_has_just_failed_is_not_used_again() -> None:
+    async def test(connections: PlainHttp, server: Server) -> None:
+        opened: list[asyncio.Transport] = []
+        call_with_new_transports(opened.append)
+        await connections.post("/generate", b"{}")
+        opened[0].abort()  # `connection_lost` is called only later.
+        assert await connections.post("/generate", b"{}") == (200, b"well")
+        assert server.opened == 2
+
+    serve(test, PLAIN, PLAIN)
+
+
+def test_a_connection_that_is_closed_before_its_first_request_is_a_fault_of_the_server() -> None:
+    async def test(connections: PlainHttp, server: Server) -> None:
+        call_with_new_transports(lambda transport: transport.abort())
+        with pytest.raises(ConnectionResetError, match="before a request was sent"):
+            await connections.post("/generate", b"{}")
+
+    serve(test)
 
 
 def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
