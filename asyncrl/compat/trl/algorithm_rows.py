@@ -192,8 +192,8 @@ ROWS: tuple[Row, ...] = (
         f"{VLLM}_correction",
         "`algorithm.correction`",
         True,
-        "With vLLM, the correction of `vllm_importance_sampling_mode`. Otherwise importance weights are truncated at "
-        "2, because episodes may be older than the policy that trains on them.",
+        "With `use_vllm`, the correction of `vllm_importance_sampling_mode`. Otherwise importance weights are "
+        "truncated at 2, because episodes may be older than the policy that trains on them.",
         _correction,
     ),
     used(
