@@ -170,7 +170,7 @@ ROWS: tuple[Row, ...] = (
         "epsilon_high",
         "`algorithm.loss.params.clip_high`",
         None,
-        "The upper clip. With `cispo` it bounds the ratio itself, so that `clip_high` is one less.",
+        "The upper clip. With `cispo` it bounds the ratio itself, so `clip_high` is this bound minus 1.",
     ),
     used("delta", "`algorithm.loss.params.dual_clip`", None, "The largest ratio of a token with a negative advantage."),
     used("sapo_temperature_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
@@ -192,8 +192,8 @@ ROWS: tuple[Row, ...] = (
         f"{VLLM}_correction",
         "`algorithm.correction`",
         True,
-        "With vLLM, the correction of `vllm_importance_sampling_mode`. Otherwise importance weights are truncated at "
-        "2, because episodes may be older than the policy that trains on them.",
+        "With `use_vllm`, the correction of `vllm_importance_sampling_mode`. Otherwise importance weights are "
+        "truncated at 2, because episodes may be older than the policy that trains on them.",
         _correction,
     ),
     used(
@@ -211,7 +211,11 @@ ROWS: tuple[Row, ...] = (
         "mask_truncated_completions",
         "Truncated episodes are trained, too. `algorithm.reward=[{name: overlong}]` lowers the rewards of long ones.",
     ),
-    none("", "top_entropy_quantile", "The losses `clip_cov` and `kl_cov` select tokens by their covariance instead."),
+    none(
+        "",
+        "top_entropy_quantile",
+        "The losses `clip_cov` and `kl_cov` select tokens by the covariance of log-prob and advantage instead.",
+    ),
     none(
         "",
         "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",

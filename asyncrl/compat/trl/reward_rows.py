@@ -168,8 +168,8 @@ ROWS: tuple[Row, ...] = (
         "tools",
         "`actor.tools`",
         None,
-        "Empty, since asyncrl takes no plain functions. Make them methods of a class, which `actor.environment` names, "
-        "or write a [Tool](tools.md#writing-a-tool) for each. The report lists them.",
+        "Empty, since asyncrl takes no plain functions. The report lists the functions. Make each a method of a class, "
+        "which `actor.environment` names, or write a [Tool](tools.md#writing-a-tool) for it.",
         _tools,
     ),
     made(
