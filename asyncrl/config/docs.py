@@ -31,9 +31,10 @@ Before anything starts, asyncrl refuses unknown keys, values that are not allowe
 lists all of them at once, one a line, with the fix. Then it checks that all models, files, tools, rules and
 parts of the algorithm that the values name exist, and lists those that are missing.
 
-Intervals are written as in mathematics: (0, inf) excludes 0, and [0, inf) includes it. The last column tells whether a
-run may resume with a changed value, and if not, why ([faults.md](faults.md)). [concepts.md](concepts.md#the-terms)
-explains terms such as group, trajectory, label and dead letter.
+Intervals are written as in mathematics: (0, inf) excludes 0, and [0, inf) includes it. "A mapping to text" is a mapping
+from names to texts. "A list of clip, delta" is a list whose items are among these two words. The last column tells
+whether a run may resume with a changed value, and if not, why ([faults.md](faults.md)).
+[concepts.md](concepts.md#the-terms) explains terms such as group, trajectory, label and dead letter.
 
 This page is generated from `asyncrl/config/schema/`; `make docs` writes it again.
 """

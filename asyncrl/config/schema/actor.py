@@ -30,7 +30,7 @@ class ActorConfig:
     max_turns: int = option(8, "maximum number of assistant turns in an episode", "[1, inf)")
     max_turn_tokens: int = option(512, "maximum number of tokens in one assistant turn", "[1, inf)")
     max_tokens: int = option(
-        4096, "maximum number of tokens in an episode's sequence, prompt and tool results included", "[1, inf)"
+        4096, "maximum number of tokens in a sequence of an episode, prompt and tool results included", "[1, inf)"
     )
     tools: list[str] = option(
         ["calculator"],
@@ -175,7 +175,10 @@ class ActorConfig:
         300.0, "seconds after which an episode fails if its remote agent has made no request", "(0, inf)"
     )
     max_total_tokens: int = option(
-        16384, "maximum number of tokens in all sequences of an episode together (docs/agents.md)", "[1, inf)"
+        16384,
+        "maximum number of tokens in all sequences of an episode together. An agent that rewrites its history begins "
+        "a new sequence (docs/agents.md)",
+        "[1, inf)",
     )
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
     chat_api_port: int = option(0, "port at which agents reach the policy; 0: any free port", "[0, 65535]")

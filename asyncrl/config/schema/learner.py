@@ -116,7 +116,8 @@ class LearnerConfig:
     )
     eval_every: int = option(
         0,
-        "number of steps between two evaluations on data.eval; the first evaluation is before the first step; 0: none",
+        "number of steps between two evaluations on data.eval; the first evaluation is before the first step, and the "
+        "last one after the last step; 0: no evaluations",
         "[0, inf)",
     )
     eval_attempts: int = option(

@@ -106,9 +106,10 @@ _EXPERTS = (
     gauge(
         "experts/imbalance",
         "ratio",
-        "tokens of a layer's busiest expert, divided by the mean of its experts; the mean over the policy's layers",
+        "tokens of a layer's busiest expert, divided by the mean number of tokens of the layer's experts. It is a "
+        "mean over the policy's layers",
     ),
-    gauge("experts/imbalance_max", "ratio", "experts/imbalance of the layer where it is largest"),
+    gauge("experts/imbalance_max", "ratio", "experts/imbalance of the single layer where it is largest"),
     gauge("experts/dead", "share", "experts of all layers that got no token of the step"),
     gauge("experts/entropy", "nats", "mean entropy of a router's distribution over the experts"),
     gauge(
@@ -254,7 +255,7 @@ _WEIGHTS = (
     gauge(
         "weights/adapters_kept",
         "share",
-        "share of the adapters' change of the weights that is left when the merged weights are rounded to model.dtype",
+        "share of the adapters' change of the weights that remains after the merged weights are rounded to model.dtype",
     ),
     gauge("weights/prepare_s", "s", "time that the learner took to prepare the newest version for the engines"),
     counter("weights/refused", "requests", "requests for weights that the learner refused since its start"),
@@ -273,7 +274,8 @@ _TIMES = (
     gauge(
         "seconds/fetch",
         "s",
-        "fetching the batch. With the samplers `oldest` and `fifo` this can happen while the previous batch trains",
+        "fetching the batch. This is nearly 0 if the batch was fetched while the previous one was trained, which the "
+        "samplers `oldest` and `fifo` allow",
     ),
     gauge("seconds/proximal", "s", "forward passes before the updates"),
     gauge("seconds/train", "s", "the updates"),

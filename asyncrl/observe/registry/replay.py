@@ -59,7 +59,7 @@ _FLOW = (
     counter(
         "tokens_masked",
         "tokens",
-        "sampled tokens in batches that were not trained because they were older than replay.max_lag "
+        "sampled tokens that are in batches but were not trained, because they were older than replay.max_lag "
         "(replay.old_groups.mask)",
     ),
     counter("tokens_evicted", "tokens", "sampled tokens of the evicted trajectories"),
@@ -170,7 +170,8 @@ _PEERS = (
     text(
         "refusing",
         "text",
-        "the reason why filters refuse every group, once they have refused the groups of two batches in a row",
+        "the reason why filters refuse every group, once they have refused the groups of two batches (at least 8) in "
+        "a row",
     ),
     text(
         "solved",
