@@ -108,7 +108,9 @@ class EngineConfig:
         "[1, inf)",
     )
     urls: list[str] = option([], "URLs of servers; each server is used by one actor only")
-    urls_file: str | None = option(None, "file with one server URL a line; it is read again regularly")
+    urls_file: str | None = option(
+        None, "file with one server URL a line; actors read it again every engine.check_s seconds"
+    )
     router: str | None = option(None, "URL of an SGLang router, from which the actors learn the URLs of the servers")
     segment_tokens: int = option(
         2048, "maximum number of tokens that one request to a server samples; 0: as many as the turn needs", "[0, inf)"
@@ -147,11 +149,11 @@ class EngineConfig:
 
 @dataclass
 class WeightsConfig:
-    """The routes of new weights from the learner to the engines, and into servers (docs/weights.md)."""
+    """The routes of new weights from the learner to the actors, and from an actor into its servers (docs/weights.md)."""
 
     to_engines: str = option(
         "auto",
-        "route of weights to engines; auto: the fastest safe route (docs/weights.md)",
+        "route of weights from the learner to the actors; auto: the fastest safe route (docs/weights.md)",
         choices=("auto", "zmq", "disk", "distributed"),
     )
     history: int = option(
@@ -175,7 +177,8 @@ class WeightsConfig:
     )
     into_servers: str = option(
         "auto",
-        "route of weights into servers; auto: the fastest route that a server supports (docs/weights.md)",
+        "route of weights from an actor into its servers; auto: the fastest route that a server supports "
+        "(docs/weights.md)",
         choices=("auto", "ipc", "nccl", "disk", "gloo"),
     )
     canary: bool = option(

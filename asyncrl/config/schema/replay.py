@@ -104,7 +104,7 @@ class ReplayConfig:
     )
     max_dead_letters: int = option(
         10_000,
-        "maximum number of dead letters (failed trajectories) that a shard keeps; the oldest are deleted first",
+        "maximum number of dead letters (records of failures) that a shard keeps; the oldest are deleted first",
         "[1, inf)",
     )
     dead_letter_share: float = option(0.1, "share of replay.max_store_gb that dead letters may take", "(0, 0.5]")

@@ -25,7 +25,9 @@ class ShapingConfig:
     docs/scoring.md has the order in which the settings apply; `scoring=NAME` chooses a preset.
     """
 
-    outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward", "[0, inf)")
+    outcome_weight: float = option(
+        1.0, "weight of the rules' weighted sum, or of a manager's reward, in the reward of an episode", "[0, inf)"
+    )
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(
@@ -40,7 +42,9 @@ class ShapingConfig:
         choices=("sum", "last", "mean", "max"),
     )
     prm_apply_sigmoid: bool = option(
-        False, "use the sigmoid of the model's logit as a step's score, instead of the model's probability"
+        False,
+        "use the sigmoid of the model's logit as a step's score, instead of the model's probability; for the built-in "
+        "families both are the same",
     )
     use_logit_tanh: bool = option(
         False, "use tanh_rmax * tanh(logit / tanh_tau) as a step's score, instead of the model's probability"

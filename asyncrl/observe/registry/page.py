@@ -61,17 +61,17 @@ SECTIONS = {
     ),
     "actor": (
         "actor-N.jsonl",
-        "This file has one row every 5 s. `step` is the version that the engine serves. Times of an episode are means "
-        "over the episodes since the last row.",
+        "This file has a row about every 5 s. `step` is the version that the engine serves. Times of an episode are "
+        "means over the episodes since the last row.",
     ),
     "scoring": (
         "scoring-N.jsonl",
-        "This file has one row every 5 s. `step` is the number of trajectories labelled so far. Means are over the "
+        "This file has a row about every 5 s. `step` is the number of trajectories labelled so far. Means are over the "
         "episodes whose final labels came since the last row.",
     ),
     "replay": (
         "replay.jsonl, or replay-SHARD.jsonl",
-        "This file has one row every 5 s. `step` is the newest published version.",
+        "This file has a row about every 5 s. `step` is the newest published version.",
     ),
 }
 """The title of each writer's files, and the meaning of a row in these files."""

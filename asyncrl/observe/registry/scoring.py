@@ -38,9 +38,11 @@ METRICS = (
     gauge("manager/NAME_mean", "", "mean of a number that a reward manager gave as extra information"),
     gauge("rules_mean", "", "mean of the rules' part of the reward, unweighted"),
     gauge("manager_mean", "", "mean of the manager's part of the reward, unweighted"),
-    gauge("process_mean", "", "mean of the aggregated step scores, which are a part of the reward, unweighted"),
+    gauge("process_mean", "", "mean of the aggregated step scores (a part of the reward), unweighted"),
     gauge("environment_mean", "", "mean of the environment's part of the reward, unweighted"),
-    gauge("PART_mean", "", "mean of another part of the reward, unweighted"),
+    gauge(
+        "PART_mean", "", "mean of another part of the reward: weighted if it is a bonus or a penalty, else unweighted"
+    ),
     gauge("steps_per_answer", "steps", "mean number of steps of an episode"),
     gauge("length_mean", "tokens", "mean number of sampled tokens of an episode"),
     gauge("first_step_share", "share", "sampled tokens that are in the first step"),
