@@ -28,8 +28,8 @@ command line.
   `--help SECTION` lists the keys of a section.
 
 Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It
-lists all of them at once, one a line, with the fix. Then it checks that all models, files, tools, rules and
-parts of the algorithm that the values name exist, and lists those that are missing.
+lists all of them at once, one a line, with the fix. Then it looks for all models, files, tools, rules and
+parts of the algorithm that the values name, and lists those that are missing.
 
 Intervals are written as in mathematics: (0, inf) excludes 0, and [0, inf) includes it. "A mapping to text" is a mapping
 from names to texts. "A list of clip, delta" is a list whose items are among these two words. The last column tells

@@ -149,7 +149,7 @@ class EngineConfig:
 
 @dataclass
 class WeightsConfig:
-    """The routes of new weights from the learner to the actors, and from an actor into its servers (docs/weights.md)."""
+    """The routes of new weights from the learner to actors, and from an actor into its servers (docs/weights.md)."""
 
     to_engines: str = option(
         "auto",

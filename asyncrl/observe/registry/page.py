@@ -31,9 +31,9 @@ the counter begins at 0. The replay's counters are for the whole run, unless the
 
 An *outcome* is the score of the first rule, mostly 0 or 1. A *reward* is the value that the algorithm uses: the
 weighted sum of all parts ([scoring.md](scoring.md)). Words in capital letters stand for a name or a number. If the
-unit is *share*, the value is a fraction from 0 to 1: the share of the things that the meaning names. The *lag* of a
-token is the learner's version minus the version that sampled the token. The lag of a trajectory is the largest lag of
-its tokens. [concepts.md](concepts.md#the-terms) explains the other terms, such as ticket, lease and plan.
+unit is *share*, the value is a fraction, mostly from 0 to 1: the share of the things that the meaning names. The *lag*
+of a token is the learner's version minus the version that sampled the token. The lag of a trajectory is the largest lag
+of its tokens. [concepts.md](concepts.md#the-terms) explains the other terms, such as ticket, lease and plan.
 
 Formulas use the symbols of [algorithms.md](algorithms.md). `mu` is the behaviour policy, which sampled a token.
 `pi_prox` is the proximal policy, and w = pi_prox / mu is the raw importance weight. *Kept* tokens are the sampled
