@@ -21,18 +21,20 @@ command line.
   `"data.train='my file.parquet'"`.
 * `GROUP=NAME` chooses a file of a group: `algorithm=dapo`, `engine=sglang`, `scoring=pure` and `experiment=demo` choose
   files of `configs/`. `GROUP=FILE.yaml` chooses a file of your own by its path: `experiment=./mine.yaml`
-  ([first_run.md](first_run.md)), or `mine.yaml` alone.
-* A name alone means a part with its default parameters: `algorithm.loss=gspo`. One text means a list of one:
-  `actor.tools=python`.
-* `--cfg job` prints the configuration that would run, without secrets. `--help` lists groups and sections,
-  `--help SECTION` the keys of a section.
+  ([first_run.md](first_run.md)). `mine.yaml` without `GROUP=` is the same as `experiment=mine.yaml`.
+* The name of a part of the algorithm means this part with its default parameters: `algorithm.loss=gspo`. For a list, a
+  single text means a list with this one item: `actor.tools=python`.
+* `--cfg job` prints the configuration that would run, without secrets. `--help` lists groups and sections, and
+  `--help SECTION` lists the keys of a section.
 
 Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It
-lists all of them at once, one a line, with the fix. Then it checks that everything exists that the values name (models,
-files, tools, rules and parts of the algorithm), and lists all that is missing. Intervals are written as in mathematics:
-(0, inf) excludes 0, and [0, inf) includes it.
+lists all of them at once, one a line, with the fix. Then it looks for all models, files, tools, rules and
+parts of the algorithm that the values name, and lists those that are missing.
 
-The last column tells whether a run may resume with a changed value, and if not, why ([faults.md](faults.md)).
+Intervals are written as in mathematics: (0, inf) excludes 0, and [0, inf) includes it. "A mapping to text" is a mapping
+from names to texts. "A list of clip, delta" is a list whose items are among these two words. The last column tells
+whether a run may resume with a changed value, and if not, why ([faults.md](faults.md)).
+[concepts.md](concepts.md#the-terms) explains terms such as group, trajectory, label and dead letter.
 
 This page is generated from `asyncrl/config/schema/`; `make docs` writes it again.
 """

@@ -30,7 +30,7 @@ class ActorConfig:
     max_turns: int = option(8, "maximum number of assistant turns in an episode", "[1, inf)")
     max_turn_tokens: int = option(512, "maximum number of tokens in one assistant turn", "[1, inf)")
     max_tokens: int = option(
-        4096, "maximum number of tokens in an episode's sequence, prompt and tool results included", "[1, inf)"
+        4096, "maximum number of tokens in a sequence of an episode, prompt and tool results included", "[1, inf)"
     )
     tools: list[str] = option(
         ["calculator"],
@@ -39,20 +39,20 @@ class ActorConfig:
     )
     verl_tools: list[Any] = option(
         [],
-        "tools written for verl: the entries of a file of its tool_config_path, {class_name: ..., config: {...}, "
-        "tool_schema: {...}}, or {function_tool_path: FILE} (docs/tools.md)",
+        "tools written for verl; each item is an entry of a file that verl's tool_config_path names, {class_name: "
+        "..., config: {...}, tool_schema: {...}}, or {function_tool_path: FILE} (docs/tools.md)",
         fixed="all members of a group have the same tools",
     )
     mcp_servers: dict[str, Any] = option(
         {},
-        "MCP servers by name; the policy also gets their tools: {command: PROGRAM, args: [...]} or {url: http://...} "
-        "(docs/tools.md)",
+        "MCP servers by name, as {command: PROGRAM, args: [...]} or {url: http://...}; the policy gets their tools in "
+        "addition to actor.tools (docs/tools.md)",
         fixed="all members of a group have the same tools",
     )
     environment: str | None = option(
         None,
-        "dotted path of an environment class: an object holds the state of one episode, and its methods replace "
-        "actor.tools (docs/environments.md)",
+        "dotted path of an environment class; each episode has an object of this class, which holds its state and "
+        "whose methods replace actor.tools (docs/environments.md)",
         fixed="all members of a group are played in one environment",
         secret="none",
     )
@@ -65,13 +65,13 @@ class ActorConfig:
     environment_timeout_s: float = option(60.0, "seconds that one call of an environment may take", "(0, inf)")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take", "(0, inf)")
     tool_retries: int = option(
-        2, "number of further attempts at a tool call that fails, before the episode fails", "[0, inf)"
+        2, "number of times that a failed tool call is tried again before its episode fails", "[0, inf)"
     )
     max_failure_share: float | None = option(
         None,
-        "the run ends if, for a minute, at least this share of the latest episodes failed, or of the latest scorings; "
-        "null: 0.9 until the share is below a half for the first time, and no limit from then on. A run whose first "
-        "episodes all fail ends in any case (docs/faults.md)",
+        "the run ends if, for a minute, at least this share of the latest episodes failed, or at least this share of "
+        "the latest scorings; null: 0.9 until the share is below a half for the first time, and no limit from then "
+        "on. A run whose first episodes all fail ends in any case (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(
@@ -128,8 +128,8 @@ class ActorConfig:
     )
     history: str = option(
         "sampled",
-        "history that a later turn continues; sampled: the tokens of the earlier turns as they were sampled; "
-        "template: the conversation as the chat template renders it (docs/agents.md)",
+        "form in which a later turn gets the earlier ones; sampled: their tokens as they were sampled; template: the "
+        "conversation as the chat template renders it (docs/agents.md)",
         choices=("sampled", "template"),
         fixed="all members of a group are rendered alike",
     )
@@ -175,14 +175,17 @@ class ActorConfig:
         300.0, "seconds after which an episode fails if its remote agent has made no request", "(0, inf)"
     )
     max_total_tokens: int = option(
-        16384, "maximum number of tokens in all sequences of an episode together (docs/agents.md)", "[1, inf)"
+        16384,
+        "maximum number of tokens in all sequences of an episode together. An agent that rewrites its history begins "
+        "a new sequence (docs/agents.md)",
+        "[1, inf)",
     )
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
     chat_api_port: int = option(0, "port at which agents reach the policy; 0: any free port", "[0, 65535]")
     step_split: str = option(
         "turn",
-        "what gets a step score: a turn, a paragraph or a line (turn, paragraph, line), or each part into which a "
-        "function splits a turn (its dotted path)",
+        "the parts of an episode that get a step score each: turn, paragraph or line, or the dotted path of a "
+        "function that splits a turn into parts",
         fixed="stored step scores belong to these steps",
     )
     fetch: FetchConfig = field(default_factory=FetchConfig)

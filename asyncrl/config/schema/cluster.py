@@ -61,7 +61,8 @@ class SlurmConfig:
     )
     srun: list[str] = option([], "further options of each srun, such as [--container-image=FILE]")
     container: list[str] = option(
-        [], "words that are put before each command, and run it in a container, such as [apptainer, exec, --nv, FILE]"
+        [],
+        "words that are put before each command so that it runs in a container, such as [apptainer, exec, --nv, FILE]",
     )
     python: str | None = option(None, "Python interpreter of the roles; null: the batch script's interpreter")
 
@@ -140,8 +141,8 @@ class ClusterConfig:
     )
     hang_timeout_s: float = option(
         600.0,
-        "seconds without a heartbeat after which a process is killed and started again; the learner's main thread may "
-        "take learner.rank_timeout_s if that is longer",
+        "a process that sends no heartbeat for this many seconds is killed and started again; the learner's main "
+        "thread may take learner.rank_timeout_s if that is longer",
         "[5, inf)",
     )
     drain_s: float = option(
@@ -180,7 +181,7 @@ class NetworkConfig:
     replay_port: int = option(5755, "port of the replay's first shard; 0: `asyncrl train` chooses", "[0, 65535]")
     weights_port: int = option(5756, "the learner's port for weights; 0: `asyncrl train` chooses", "[0, 65535]")
     keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md", secret="none")
-    insecure: bool = option(False, "allow addresses that other machines can reach even without keys")
+    insecure: bool = option(False, "allow addresses that other machines can reach, even without keys")
     max_message_mb: int = option(
         256, "largest size of one part of a message, in megabytes; a larger part closes its connection", "[1, 4095]"
     )

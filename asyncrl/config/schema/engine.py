@@ -41,8 +41,8 @@ class ServerConfig:
     )
     memory: float | None = option(
         None,
-        "share of a GPU's memory for weights and cache, of all servers on it together; null: SGLang's default, or 0.85 "
-        "for several servers on a GPU",
+        "share of a GPU's memory that all servers on it together use for weights and cache; null: SGLang's default, "
+        "or 0.85 for several servers on a GPU",
         "(0, 1)",
     )
     shared: list[int] = option(
@@ -108,8 +108,10 @@ class EngineConfig:
         "[1, inf)",
     )
     urls: list[str] = option([], "URLs of servers; each server is used by one actor only")
-    urls_file: str | None = option(None, "file with one server URL a line; it is read again regularly")
-    router: str | None = option(None, "URL of an SGLang router, which names the servers")
+    urls_file: str | None = option(
+        None, "file with one server URL a line; actors read it again every engine.check_s seconds"
+    )
+    router: str | None = option(None, "URL of an SGLang router, from which the actors learn the URLs of the servers")
     segment_tokens: int = option(
         2048, "maximum number of tokens that one request to a server samples; 0: as many as the turn needs", "[0, inf)"
     )
@@ -147,11 +149,11 @@ class EngineConfig:
 
 @dataclass
 class WeightsConfig:
-    """The routes of new weights from the learner to the engines, and into servers (docs/weights.md)."""
+    """The routes of new weights from the learner to actors, and from an actor into its servers (docs/weights.md)."""
 
     to_engines: str = option(
         "auto",
-        "route of weights to engines; auto: the fastest safe route (docs/weights.md)",
+        "route of weights from the learner to the actors; auto: the fastest safe route (docs/weights.md)",
         choices=("auto", "zmq", "disk", "distributed"),
     )
     history: int = option(
@@ -175,7 +177,8 @@ class WeightsConfig:
     )
     into_servers: str = option(
         "auto",
-        "route of weights into servers; auto: the fastest route that a server supports (docs/weights.md)",
+        "route of weights from an actor into its servers; auto: the fastest route that a server supports "
+        "(docs/weights.md)",
         choices=("auto", "ipc", "nccl", "disk", "gloo"),
     )
     canary: bool = option(
@@ -185,8 +188,9 @@ class WeightsConfig:
     )
     canary_tolerance: float | None = option(
         None,
-        "largest mean difference between the engine's and the learner's canary log-probs, as a share of their spread; "
-        "null: 0.005 in float32, 0.08 in bfloat16, 0.3 for a quantized server and engine.dtype=int8, 0.8 for int4",
+        "largest mean difference between the engine's and the learner's canary log-probs, as a share of the standard "
+        "deviation of the learner's log-probs; null: 0.005 in float32, 0.08 in bfloat16 and float16, 0.3 for a "
+        "quantized server and engine.dtype=int8, 0.8 for int4",
         "(0, inf)",
     )
     load_s: float = option(

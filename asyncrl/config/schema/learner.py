@@ -14,7 +14,7 @@ DEFAULT_STEPS = 100
 
 @dataclass
 class LearnerConfig:
-    """Training."""
+    """Training. The processes of the learner are called ranks, and a pass is one forward and backward pass."""
 
     steps: int | None = option(
         None,
@@ -47,9 +47,9 @@ class LearnerConfig:
     )
     shared_prefixes: bool | None = option(
         None,
-        "compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and put "
-        "the sequences of a group into the same pass where that is faster; null: do so for prefixes of at least 32 "
-        "tokens that are at least an eighth of the sequence (on GPUs: a half)",
+        "true: compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and "
+        "put the sequences of a group into the same pass where that is faster; null: do this only for prefixes of at "
+        "least 32 tokens that are at least an eighth of the sequence (on GPUs: a half)",
     )
     optimizer: str = option(
         "adamw",
@@ -69,8 +69,8 @@ class LearnerConfig:
     )
     warmup_steps: float = option(
         0,
-        "number of first steps in which the learning rate grows linearly to learner.lr; below 1: this share of all "
-        "steps",
+        "number of first steps in which the learning rate grows linearly to learner.lr; a value below 1 is a share of "
+        "all steps",
         "[0, inf)",
     )
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
@@ -116,7 +116,8 @@ class LearnerConfig:
     )
     eval_every: int = option(
         0,
-        "number of steps between two evaluations on data.eval; the first evaluation is before the first step; 0: none",
+        "number of steps between two evaluations on data.eval; the first evaluation is before the first step, and the "
+        "last one after the last step; 0: no evaluations",
         "[0, inf)",
     )
     eval_attempts: int = option(
@@ -165,22 +166,22 @@ class LearnerConfig:
     context_ranks: int = option(
         1,
         "number of ranks that divide the tokens of each pass among them (context parallelism); it must divide the "
-        "number of ranks of a copy. A pass, and so a sequence, may then have this many times as many tokens. 1: each "
-        "rank computes its own passes",
+        "number of ranks of a copy of the model. A pass, and so a sequence, may then have this many times as many "
+        "tokens. 1: each rank computes its own passes",
         "[1, inf)",
     )
     expert_ranks: int = option(
         1,
         "number of ranks that divide the experts of each layer among them (expert parallelism); it must divide the "
-        "number of ranks of a copy. Tokens are sent to the ranks of their experts. 1: each rank gathers all experts, "
-        "like other weights",
+        "number of ranks of a copy of the model. Tokens are sent to the ranks of their experts. 1: each rank gathers "
+        "all experts, like other weights",
         "[1, inf)",
     )
     tensor_ranks: int = option(
         1,
         "number of ranks that divide the matrices of each layer among them (tensor parallelism); it must divide the "
-        "number of ranks of a copy. No rank ever holds a whole layer. The ranks also divide the tokens of each pass, "
-        "as with learner.context_ranks. 1: a rank gathers one layer after the other",
+        "number of ranks of a copy of the model. No rank ever holds a whole layer. The ranks also divide the tokens "
+        "of each pass, as with learner.context_ranks. 1: a rank gathers one layer after the other",
         "[1, inf)",
     )
     deterministic: bool = option(
@@ -200,8 +201,8 @@ class LearnerConfig:
     )
     rank_timeout_s: float = option(
         1800.0,
-        "seconds without progress of a rank's main thread after which all ranks start again; they must be more than "
-        "one pass takes, and more than the first compilation takes",
+        "if the main thread of a rank makes no progress for this many seconds, all ranks start again. Set it to more "
+        "than one pass takes, and more than the first compilation takes",
         "[1, inf)",
     )
     export: bool = option(True, "write the policy as a Hugging Face folder at the end")
@@ -225,7 +226,8 @@ class LearnerConfig:
 
 @dataclass
 class CriticConfig:
-    """The value model, which some advantages need (`asyncrl algorithms`). All other settings come from learner."""
+    """The value model, which some advantages need (`asyncrl algorithms`). All its other settings are those of the
+    section learner."""
 
     path: str | None = option(
         None,
@@ -256,11 +258,12 @@ class CriticConfig:
 
 @dataclass
 class ImplicitConfig:
-    """The implicit reward model of algorithm=prime, trained on outcomes. All other settings come from learner."""
+    """The implicit process model of algorithm=prime: it is trained on outcomes, and gives each token a reward. All
+    its other settings are those of the section learner."""
 
     train: bool = option(
         False,
-        "train the implicit reward model in the learner; false: algorithm=prime reads the scores of scoring.prm",
+        "train the implicit process model in the learner; false: algorithm=prime reads the scores of scoring.prm",
         fixed="it decides whether the checkpoints hold this model",
     )
     path: str | None = option(
@@ -301,8 +304,8 @@ class SftConfig:
     )
     schedule: str = option(
         "constant",
-        "how the weight changes; linear, cosine: it falls from step 0 on, and is 0 from step algorithm.sft.steps on, "
-        "where no more demonstrations are read",
+        "how the weight changes; linear, cosine: it falls from step 0 on, and is 0 from step algorithm.sft.steps on. "
+        "From then on no demonstrations are read",
         choices=("constant", "linear", "cosine"),
     )
     steps: int | None = option(
@@ -390,7 +393,8 @@ class AlgorithmConfig:
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")
     value_aggregation: PartConfig = option(PartConfig("token-mean"), "how the critic's losses become one number")
     lr_scale: PartConfig = option(
-        PartConfig("none"), "factor of the policy's learning rate in each update, by the age of the update's data"
+        PartConfig("none"),
+        "factor of the policy's learning rate in each update, which depends on the age of the update's data",
     )
     sft: SftConfig = field(default_factory=SftConfig)
     demonstration: DemonstrationConfig = field(default_factory=DemonstrationConfig)

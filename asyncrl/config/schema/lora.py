@@ -12,8 +12,8 @@ _SAME = "the checkpoints hold only these adapters"
 
 @dataclass
 class LoraConfig:
-    """LoRA adapters: small trained matrices that are added to the frozen matrices of the model. Null for the whole
-    section, or rank 0, means no adapters."""
+    """LoRA adapters: small trained matrices that are added to the frozen matrices of the model. A model without rank
+    and path gets no adapters; to reset both, set rank to 0, or the whole section to null."""
 
     rank: int | None = option(
         None,

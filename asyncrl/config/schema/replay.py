@@ -15,16 +15,17 @@ class FilterConfig:
     zero_variance: bool = option(False, "drop groups whose members all have the same score")
     score: str = option(
         "reward",
-        "score that zero_variance compares; reward: the final reward; outcome: the outcome before shaping, as in DAPO; "
-        "or the name of a score in every label, such as rule/NAME or rule/NAME/NUMBER (docs/scoring.md)",
+        "score that zero_variance compares; reward: the final reward; outcome: the outcome before shaping, as in "
+        "DAPO; or the name of a score that every episode has, such as rule/NAME or rule/NAME/NUMBER (docs/scoring.md)",
     )
     min_reward: float | None = option(None, "drop groups whose mean reward is lower than this")
     max_reward: float | None = option(None, "drop groups whose mean reward is higher than this")
     max_tokens: int | None = option(None, "drop groups that have a trajectory of more tokens than this", "[1, inf)")
     max_refused: int | None = option(
         256,
-        "number of dropped groups in a row, at least two batches of them, after which the run ends and tells the "
-        "reason (docs/faults.md#filters-refuse-every-group); null: it never ends for this",
+        "the run ends after this many dropped groups in a row, but not before two batches of groups were dropped. Of "
+        "groups whose members all failed, 40 members count as one group (docs/faults.md#filters-refuse-every-group); "
+        "null: no limit",
         "[1, inf)",
     )
 
@@ -57,9 +58,9 @@ class OldGroupsConfig:
     wait_s: float | None = option(
         None,
         "largest number of seconds for which a step waits for running groups that would otherwise become too old and "
-        "be thrown away (docs/replay.md#groups-that-become-too-old); null: the time for which the learner trains a "
-        "step, but no wait with replay.max_lag=0, another replay.sampler.kind than oldest, or "
-        "replay.sampler.max_times_sampled above 1; 0: no wait",
+        "be thrown away (docs/replay.md#groups-that-become-too-old); 0: no wait; null: the time for which the learner "
+        "trains a step, but no wait if replay.max_lag is 0, replay.sampler.kind is not oldest, or "
+        "replay.sampler.max_times_sampled is above 1",
         "[0, inf)",
     )
     mask: bool = option(
@@ -75,32 +76,35 @@ class ReplayConfig:
 
     max_lag: int = option(
         2,
-        "age bound: number of versions by which the policy that sampled a token may be older than the policy that is "
-        "trained on it; 0: synchronous training",
+        "age bound: largest number of versions by which the policy that sampled a token may be older than the policy "
+        "that is trained on it; 0: synchronous training",
         "[0, inf)",
     )
     durability: str = option(
         "fsync",
-        "what stored data survive; fsync: a power loss; os: a killed process, but not a power loss",
+        "failures that do not destroy stored data; fsync: a killed process or a power loss; os: a killed process only",
         choices=("fsync", "os"),
     )
     lease_s: float = option(
-        30.0, "seconds without a request of a worker after which its tasks go to other workers", "(0, inf)"
+        30.0,
+        "an actor or scorer that sends no request for this many seconds loses its work to other processes",
+        "(0, inf)",
     )
     max_attempts: int = option(
         3,
-        "number of failed attempts at an episode, or at its scoring, after which its group is dropped, unless other "
-        "episodes of the group are worth more attempts (docs/replay.md#groups-of-which-a-member-fails)",
+        "after this many failed attempts at an episode, or at its scoring, its whole group is dropped. Further "
+        "attempts are made only if a drop would throw away more episodes than these attempts take "
+        "(docs/replay.md#groups-of-which-a-member-fails)",
         "[1, inf)",
     )
     max_store_gb: float = option(
         64.0,
-        "largest size of a shard's store, in GB; while it is above 0.8 of this size, no new episodes start",
+        "largest size of a shard's store, in GB; while the store is larger than 0.8 of this, no new episodes start",
         "(0, inf)",
     )
     max_dead_letters: int = option(
         10_000,
-        "maximum number of dead letters (failed trajectories) that a shard keeps; the oldest are deleted first",
+        "maximum number of dead letters (records of failures) that a shard keeps; the oldest are deleted first",
         "[1, inf)",
     )
     dead_letter_share: float = option(0.1, "share of replay.max_store_gb that dead letters may take", "(0, 0.5]")
@@ -113,9 +117,7 @@ class ReplayConfig:
     retention_steps: int = option(
         100, "with retention=window: number of last steps whose trajectories are kept", "[1, inf)"
     )
-    reissue_evicted: bool = option(
-        False, "run the task of a group again if the group was thrown away because of its age"
-    )
+    reissue_evicted: bool = option(False, "if a group was thrown away because of its age, run its task again")
     oversample: float = option(
         1.0,
         "more than 1: start more episodes, to make up for groups that filters drop; 1.5 starts half a batch more",

@@ -56,15 +56,15 @@ class ModelConfig:
     attention: str = option(
         "auto",
         "attention implementation of the learner; auto: torch's kernels for packed sequences, or slower plain "
-        "operations for models with soft-capped attention scores; sdpa: like auto, but refuses models with caps or "
-        "attention sinks; flash_attention_2, flex_attention: from transformers, only on GPUs",
+        "operations for models with soft-capped attention scores; sdpa: like auto, but refuses models with "
+        "soft-capped scores or attention sinks; flash_attention_2, flex_attention: from transformers, only on GPUs",
         choices=("auto", "sdpa", "flash_attention_2", "flex_attention"),
         fixed="another implementation would round recorded steps differently",
     )
     activations: float | None = option(
         None,
         "share of the layers' activations that is kept for the backward pass; the rest is computed again. 0 needs the "
-        "least memory, but a third more time than 1; null: on GPUs as much as fits into memory, on the CPU 1",
+        "least memory, but takes a third more time than 1; null: on GPUs as much as fits into memory, on the CPU 1",
         "[0, 1]",
     )
     compile: bool | None = option(
@@ -95,7 +95,8 @@ class ImagesConfig:
     """Images in messages, for policies that read images: PNG, JPEG or WebP files."""
 
     folders: list[str] = option(
-        [], "folders on each actor's host whose image files messages may name; empty: messages may name no files"
+        [],
+        "messages may name image files only in these folders on each actor's host; empty: messages may name no files",
     )
     urls: bool = option(False, "fetch images that messages name by URL; only public addresses are allowed")
     max_mb: float = option(10.0, "largest image file, in MB", "(0, 32]")
@@ -122,16 +123,16 @@ class DataConfig:
     )
     limit: int | None = option(
         None,
-        "maximum number of training tasks; if data.train has more rows, these tasks are evenly spread over them; null: "
-        "all rows",
+        "maximum number of training tasks; if data.train has more rows, evenly spaced rows of it are used; null: all "
+        "rows",
         "[1, inf)",
-        fixed="stored groups refer to tasks by their numbers, which depend on it",
+        fixed="stored groups refer to tasks by their numbers, which depend on this limit",
     )
     eval_limit: int | None = option(
         None,
         "maximum number of held-out tasks, chosen from data.eval in the same way; null: all rows",
         "[1, inf)",
-        fixed="stored evaluations refer to tasks by their numbers, which depend on it",
+        fixed="stored evaluations refer to tasks by their numbers, which depend on this limit",
     )
     columns: dict[str, str] = option(
         {},
@@ -156,7 +157,7 @@ class DataConfig:
     )
     dataset_params: dict[str, Any] = option(
         {},
-        "keys that are added to the configuration which the dataset class receives",
+        "keys that are added to the configuration of the dataset class",
         fixed="stored groups refer to rows of this dataset",
     )
     demonstration: str | None = option(
@@ -169,19 +170,19 @@ class DataConfig:
         None,
         "maximum number of tokens in a task's prompt, tools included; null: only actor.max_tokens limits the prompt",
         "[1, inf)",
-        fixed="stored groups refer to tasks by their numbers, which depend on it",
+        fixed="stored groups refer to tasks by their numbers, which depend on this length",
     )
     filter_overlong: bool = option(
         False,
         "leave out tasks whose prompt is longer than data.max_prompt_length; all prompts are measured before the roles "
         "start",
-        fixed="stored groups refer to tasks by their numbers, which depend on it",
+        fixed="stored groups refer to tasks by their numbers, which depend on the tasks left out",
     )
     truncation: str = option(
         "error",
-        "what happens to a prompt that is longer than data.max_prompt_length and not left out; error: the run does not "
-        "start; left: its first tokens are cut off; right: its last tokens are cut off; middle: only the first and the "
-        "last max_prompt_length / 2 tokens are kept",
+        "what happens to a prompt that is longer than data.max_prompt_length, if data.filter_overlong is false; "
+        "error: the run does not start; left: its first tokens are cut off; right: its last tokens are cut off; "
+        "middle: only the first and the last max_prompt_length / 2 tokens are kept",
         choices=("error", "left", "right", "middle"),
         fixed="all members of a group have the same prompt",
     )
@@ -192,13 +193,16 @@ class DataConfig:
     )
     weights: dict[str, float] = option(
         {},
-        "relative probability that a task comes from a data source, for each source; empty: all rows are equally "
-        "likely",
+        "data sources whose tasks are drawn, each with its relative probability, such as {gsm8k: 2, math: 1}; tasks "
+        "of other sources are not drawn; empty: all rows are equally likely",
         "(0, inf)",
         fixed="a resumed run continues at a position in each of these sources",
     )
     band: list[float] = option(
-        [], "[low, high]: draw only tasks whose success rate is in this range; empty: draw all tasks", "[0, 1]"
+        [],
+        "[low, high]: skip tasks whose success rate (their mean outcome so far) is outside this range; empty: draw "
+        "all tasks",
+        "[0, 1]",
     )
     band_revisit: int = option(4, "number of epochs after which a task outside data.band is tried again", "[1, inf)")
     images: ImagesConfig = field(default_factory=ImagesConfig)
@@ -222,9 +226,8 @@ class ObserveConfig:
     project: str = option("asyncrl", "project at Weights & Biases and trackio")
     upload: list[str] = option(
         [],
-        "files to send to sinks that can store files; episodes: the text of the kept episodes "
-        "(observe.keep_episodes, observe.keep_evaluated); model: the exported model; the learner waits up to an hour "
-        "for its upload",
+        "files to send to sinks that can store files; episodes: the text of the kept episodes (observe.keep_episodes, "
+        "observe.keep_evaluated); model: the exported model, for whose upload the learner waits up to an hour",
         choices=("episodes", "model"),
     )
     prometheus_host: str = option(
@@ -250,8 +253,8 @@ class ObserveConfig:
     )
     keep_episodes_mb: int = option(
         512,
-        "megabytes that kept episodes may take, an eighth of this for evaluations; above this size, the episodes of "
-        "some steps are deleted, evenly over the run",
+        "megabytes that all kept episodes may take; an eighth of them is for held-out episodes. If there is no more "
+        "room, the episodes of some steps are deleted, evenly over the run",
         "[1, inf)",
     )
     profile_steps: list[int] = option(

@@ -20,12 +20,14 @@ KINDS = ("rules", "steps", "outcome_model", "prm", GROUP_KIND)
 
 @dataclass
 class ShapingConfig:
-    """The shaping of scores: it makes the reward, which baselines compare, and the step scores, which algorithms read.
+    """The shaping of scores: how the scores of an episode become its reward and the step scores that algorithms read.
 
     docs/scoring.md has the order in which the settings apply; `scoring=NAME` chooses a preset.
     """
 
-    outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward", "[0, inf)")
+    outcome_weight: float = option(
+        1.0, "weight of the rules' weighted sum, or of a manager's reward, in the reward of an episode", "[0, inf)"
+    )
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(
@@ -36,11 +38,13 @@ class ShapingConfig:
     turn_scores: str = option(
         "sum",
         "how the rewards of an episode's turns become one number; a simulated user, an environment or an agent gives "
-        "them",
+        "these rewards",
         choices=("sum", "last", "mean", "max"),
     )
     prm_apply_sigmoid: bool = option(
-        False, "use the sigmoid of the model's logit as a step's score, instead of the model's probability"
+        False,
+        "use the sigmoid of the model's logit as a step's score, instead of the model's probability; for the built-in "
+        "families both are the same",
     )
     use_logit_tanh: bool = option(
         False, "use tanh_rmax * tanh(logit / tanh_tau) as a step's score, instead of the model's probability"
@@ -52,7 +56,8 @@ class ShapingConfig:
     tanh_rmax: float = option(1.0, "with use_logit_tanh: largest score of a step", "(0, inf)")
     prm_aggregation: str = option(
         "mean_response",
-        "how step scores become one number (docs/scoring.md); per_step: the algorithm reads the steps instead",
+        "how step scores become one number (docs/scoring.md); per_step: no number is made, and the algorithm reads "
+        "the score of each step",
         choices=("mean_response", "pooled_last", "min", "product", "per_step", "best_of_n"),
     )
     step_transforms: list[str] = option(
@@ -68,7 +73,7 @@ class ShapingConfig:
     stop_at_answer: bool = option(
         True,
         "a step after the first final answer counts only if it lowers the aggregated score, or if its own score is a "
-        "penalty",
+        "penalty: below 0, or with the transformation clip below clip_eta",
     )
     answer_pattern: str = option(r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression of a final answer")
     incorrect_answer_penalty: float = option(0.0, "number that is added to the reward of a wrong answer", "(-inf, 0]")
@@ -81,15 +86,20 @@ class ShapingConfig:
     prm_acc_bonus_weight: float = option(0.0, "number that is added to the reward of a right answer", "[0, inf)")
     length_bonus_weight: float = option(0.0, "largest bonus that a right answer gets for its length", "[0, inf)")
     target_response_length: int = option(
-        400, "number of policy tokens at which the bonus is largest; it is 0 at twice this number or more", "[1, inf)"
+        400,
+        "number of policy tokens at which the bonus is largest; the bonus is 0 at twice this number or more",
+        "[1, inf)",
     )
     overlong_penalty: float = option(
-        0.0, "full penalty, which an episode of overlong_max_length or more policy tokens gets", "[0, inf)"
+        0.0,
+        "full penalty: the number that is subtracted from the reward of an episode with overlong_max_length or more "
+        "policy tokens",
+        "[0, inf)",
     )
     overlong_max_length: int = option(0, "number of policy tokens from which on the full penalty applies", "[0, inf)")
     overlong_buffer: int = option(
         512,
-        "number of last policy tokens before overlong_max_length, over which the penalty grows linearly from 0",
+        "over this many policy tokens before overlong_max_length, the penalty grows linearly from 0",
         "[1, inf)",
     )
 
@@ -166,15 +176,15 @@ class ManagerConfig:
     )
     compute_score_params: dict[str, Any] = option({}, "further parameters of the function")
     num_examine: int = option(
-        0, "number of samples that the manager prints of each data source in training", "[0, inf)"
+        0, "number of samples of each data source that the manager prints in training", "[0, inf)"
     )
     val_num_examine: int = option(
-        1, "number of samples that the manager prints of each data source in an evaluation", "[0, inf)"
+        1, "number of samples of each data source that the manager prints in an evaluation", "[0, inf)"
     )
     params: dict[str, Any] = option({}, "further parameters of the manager's constructor")
     sources: dict[str, Any] = option(
         {},
-        "settings of single data sources, in place of the above, as {SOURCE: {name, compute_score, "
+        "settings of single data sources, in place of the keys above, as {SOURCE: {name, compute_score, "
         "compute_score_params, num_examine, val_num_examine, params}}; {SOURCE: null}: the source has no manager",
         fixed=_WAITS,
     )
@@ -196,19 +206,20 @@ MANAGER_KEYS = ("name", "compute_score", "compute_score_params", "num_examine", 
 
 @dataclass
 class GuardConfig:
-    """The alarm on reward hacking, which does not watch scoring.steps. It is raised if rewards rise, outcomes do not,
-    and the process reward model agrees less and less with the outcomes."""
+    """The alarm on reward hacking. It does not watch the step scores of the function scoring.steps. It is raised if
+    rewards rise, outcomes do not, and the process reward model agrees less and less with the outcomes."""
 
     window_s: float = option(900.0, "length of the window over which changes are measured, in seconds", "(0, inf)")
     reward_rise: float = option(
         0.05,
-        "the alarm needs the mean reward to rise by at least this number within the window, and the mean outcome by "
-        "less",
+        "the alarm is raised only if, within the window, the mean reward rises by at least this number, and the mean "
+        "outcome by less than this number",
         "(0, inf)",
     )
     agreement_fall: float = option(
         0.05,
-        "the alarm needs the agreement of step scores with outcomes to fall by at least this number within the window",
+        "the alarm is raised only if, within the window, the share of episodes in which step scores and outcomes "
+        "agree falls by at least this number",
         "(0, inf)",
     )
 
@@ -225,7 +236,8 @@ class ScoringConfig:
     rules: dict[str, Any] = option({}, "verifiers by data source, in the same forms as scoring.rule")
     strip_thoughts: bool = option(
         True,
-        "give rules only the text after the last closed thought, or an empty text if a thought is not closed",
+        "give rules only the text after the last closed thought, such as <think>...</think>, or an empty text if a "
+        "thought is not closed",
     )
     steps: str | None = option(
         None,
@@ -234,7 +246,8 @@ class ScoringConfig:
     )
     rule_processes: int = option(
         1,
-        "number of processes in which one scorer runs rules; the function scoring.steps gets as many again",
+        "number of processes in which one scorer runs rules; as many further processes run the function "
+        "scoring.steps, if it is set",
         "[1, inf)",
     )
     rule_memory_mb: int = option(
@@ -246,7 +259,7 @@ class ScoringConfig:
         "kinds of scoring by data source; a source that is not listed gets all configured kinds, except that a "
         "manager replaces the rules",
         choices=KINDS,
-        fixed="it decided for which kinds of scores stored episodes wait",
+        fixed="stored episodes wait for the kinds of scores that this key named",
     )
     serve: list[str] = option(
         [], "kinds of scoring that a scoring process performs; empty: all configured kinds", choices=KINDS

@@ -22,18 +22,19 @@ _EPISODES = (
     gauge(
         "loop_busy",
         "share",
-        "share of the time since the last row in which the actor's event loop used a core; near 1, servers wait for it",
+        "share of the time since the last row in which the actor's event loop used a core; near 1, servers wait for "
+        "the actor",
     ),
     gauge("episode_tokens_mean", "tokens", "mean number of tokens of an episode, prompts included, since the last row"),
     gauge("episode_tokens_max", "tokens", "most tokens of an episode, prompts included, since the last row"),
     gauge("turns_mean", "turns", "mean number of the assistant's turns in an episode, since the last row"),
     gauge("turns_max", "turns", "most turns of the assistant in an episode, since the last row"),
-    gauge("wait_s", "s", "mean time that an episode waited until the engine served its version"),
+    gauge("wait_s", "s", "mean time that an episode waited until the engine served the version that its ticket names"),
     gauge("generate_s", "s", "mean time that an episode spent generating"),
     gauge("tools_s", "s", "mean time that an episode spent in tools"),
     gauge("user_s", "s", "mean time that an episode waited for its simulated user"),
     gauge("agent_s", "s", "mean time that an episode spent in its agent, without generating"),
-    gauge("PHASE_s", "s", "mean time that an episode spent in another phase"),
+    gauge("PHASE_s", "s", "mean time that an episode spent in any other phase, which PHASE names"),
 )
 
 _SURROUNDINGS = (
@@ -73,7 +74,7 @@ _SURROUNDINGS = (
     counter(
         "python_ran_in_pause",
         "calls",
-        "calls that found their session ended because its processes ran between two calls, since the start",
+        "calls whose session had ended because one of its processes ran between two calls, since the start",
     ),
     counter("python_states_lost", "episodes", "episodes whose session ended because of this machine, since the start"),
     counter("environment_resets", "episodes", "episodes that an environment began, since the start"),
@@ -106,7 +107,7 @@ _SURROUNDINGS = (
     counter(
         "chat_api_overridden",
         "requests",
-        "requests with a temperature, a seed or other settings of sampling, which had no effect, since the start",
+        "requests whose temperature, seed or other sampling settings had no effect, since the start",
     ),
     counter("chat_api_wanted_calls", "completions", "completions that had to call a tool, since the start"),
     counter("chat_api_unmet_calls", "completions", "completions that had to call a tool and did not, since the start"),
@@ -115,7 +116,11 @@ _SURROUNDINGS = (
     gauge("agent_sessions_waiting", "episodes", "episodes that no remote agent has taken yet"),
     counter("agent_sessions_started", "episodes", "episodes that remote agents took, since the start"),
     counter("agent_sessions_failed", "episodes", "episodes that remote agents gave up, since the start"),
-    counter("agent_sessions_silent", "episodes", "episodes whose remote agent fell silent, since the start"),
+    counter(
+        "agent_sessions_silent",
+        "episodes",
+        "episodes whose remote agent sent no request for actor.session_timeout_s, since the start",
+    ),
     counter(
         "agent_sessions_refused",
         "requests",
@@ -140,7 +145,7 @@ _SURROUNDINGS = (
     counter(
         "agent_server_errors",
         "calls",
-        "refusals and errors of the environment server that the policy read, since the start",
+        "calls to which the environment server gave a refusal or an error, which the policy then read, since the start",
     ),
     gauge("agent/NAME", "", "mean of a metric that agents returned, over the episodes since the last row"),
 )
@@ -167,8 +172,9 @@ _WEIGHTS = (
     gauge(
         "canary_difference",
         "nats",
-        "mean difference between the engine's and the learner's log-probs of the newest version's canary, a short "
-        "fixed sequence. If there are several servers, the largest of their means ([weights.md](weights.md))",
+        "mean difference between the engine's and the learner's log-probs of the canary (a short fixed sequence) at "
+        "the newest version. If there are several servers, it is the largest of their means "
+        "([weights.md](weights.md))",
     ),
     gauge("canary_allowed", "nats", "the limit of canary_difference"),
     counter(
@@ -179,12 +185,12 @@ _WEIGHTS = (
 )
 
 _SERVERS = (
-    gauge("servers", "servers", "servers of the fleet now"),
+    gauge("servers", "servers", "servers that the actor has now"),
     gauge("servers_ready", "servers", "servers that take requests now"),
     gauge("servers_without_graphs", "servers", "servers that decode without CUDA graphs now"),
     gauge("servers_queued", "requests", "requests that wait in servers of the actor now"),
     gauge("scheduler_busy", "share", "share of a core that the busiest scheduler of the actor's servers takes"),
-    gauge("servers_leased", "servers", "servers held back for an evaluation now"),
+    gauge("servers_leased", "servers", "servers that are reserved for an evaluation now"),
     counter("server_faults", "faults", "faults of servers since the start"),
     counter("server_updates", "updates", "updates of the servers' weights since the start"),
     counter("segments", "segments", "requests to servers since the start"),
@@ -194,8 +200,8 @@ _SERVERS = (
     counter(
         "grammar_tokens_unmeasured",
         "tokens",
-        "tokens sampled under a grammar without a record of the policy's probability of the allowed tokens, since the "
-        "start ([engines.md](engines.md))",
+        "tokens sampled under a grammar for which the total probability of the allowed tokens was not recorded, since "
+        "the start ([engines.md](engines.md))",
     ),
     counter("grammar_restarts", "turns", "turns under a grammar that were cut and started over, since the start"),
     counter(
@@ -228,8 +234,9 @@ _SERVERS = (
     counter(
         "push_pause_s",
         "s",
-        "total time for which pushes of weights stopped servers, since the start. A stop lasts from telling a server "
-        "to stop until it may sample again; the time in which it still serves requests does not count",
+        "total time for which pushes of weights stopped servers, since the start. A stop lasts from the command to "
+        "stop until the server may sample again. A wait for running requests before it (weights.mode=drain) does not "
+        "count",
     ),
     gauge("push_pause_last_s", "s", "the last stop of a server by a push"),
     gauge("push_pause_max_s", "s", "the longest stop of a server by a push since the start"),
@@ -243,7 +250,8 @@ _SERVERS = (
     counter(
         "gpu_resume_s",
         "s",
-        "with `cluster.colocated`: time from when the servers get the GPUs until one is ready, since the start",
+        "with `cluster.colocated`: time from when the servers get the GPUs until the first of them is ready, since "
+        "the start",
     ),
 )
 

@@ -7,9 +7,9 @@ from asyncrl.observe.registry.metric import made_by
 gauge, _, _ = made_by("evaluation")
 
 _MEASURED = (
-    gauge("eval/outcome", "outcome", "mean outcome of the held-out tasks: the score of the first rule"),
-    gauge("eval/accuracy", "share", "held-out tasks with an outcome of 1 or more"),
-    gauge("eval/reward", "reward", "mean reward of the held-out tasks"),
+    gauge("eval/outcome", "outcome", "mean outcome of the attempts at held-out tasks: the score of the first rule"),
+    gauge("eval/accuracy", "share", "attempts at held-out tasks with an outcome of 1 or more"),
+    gauge("eval/reward", "reward", "mean reward of the attempts at held-out tasks"),
     gauge("eval/process", "process score", "mean process score of the attempts whose steps were scored"),
     gauge("eval/length", "tokens", "mean number of policy tokens of an attempt"),
     gauge(
@@ -24,7 +24,7 @@ _MEASURED = (
         "outcome",
         "the outcome of the answer that most of K attempts give, for the same K as eval/pass@K",
     ),
-    gauge("eval/count", "episodes", "scored episodes, over which the means are taken"),
+    gauge("eval/count", "episodes", "scored attempts, over which the means are taken"),
 )
 
 _OF_A_SOURCE = tuple(
@@ -44,14 +44,15 @@ METRICS = (
         "from `asyncrl sft` only: mean negative log-likelihood of the held-out demonstrations, over `eval/tokens` "
         "tokens",
     ),
-    gauge("eval/failed", "episodes", "episodes that failed"),
+    gauge("eval/failed", "episodes", "attempts that failed"),
     gauge("eval/version", "version", "the policy version that the evaluation measures"),
     gauge(
         "eval/newest_version",
         "version",
-        "the newest version that sampled a token: an engine may serve a newer version than eval/version",
+        "the newest version that sampled a token of the evaluation. It is above eval/version if an engine already "
+        "served a newer version",
     ),
-    gauge("eval/tokens", "tokens", "sampled tokens"),
+    gauge("eval/tokens", "tokens", "sampled tokens of the evaluation"),
     gauge("eval/newer_tokens", "tokens", "sampled tokens from versions newer than eval/version"),
     *_OF_A_SOURCE,
 )

@@ -19,13 +19,13 @@ METRICS = (
     gauge(
         "usage/memory_gb",
         "GB",
-        "resident memory of the role's process and its children now. Shared pages count for each of them, and pages of "
-        "files, such as the replay's store, count, too",
+        "resident memory of the role's process and its children now. A page that several of them share counts once "
+        "for each. Pages of mapped files, such as the replay's store, count too",
     ),
     gauge("usage/gpu_memory_gb", "GB", "memory that all processes together use on the GPUs that this process sees"),
     gauge(
         "usage/gpu_utilisation",
         "share",
-        "share of the time since the last row in which a kernel ran, a mean over the GPUs that the process sees",
+        "share of the time since the last row in which a kernel ran; the mean over the GPUs that the process sees",
     ),
 )

@@ -15,8 +15,8 @@ _TRAINED = (
     gauge(
         "groups/zero_variance",
         "share",
-        "groups whose members all have the same reward, or the same value of the score that zero_variance names: they "
-        "teach nothing",
+        "groups that teach nothing because all members have the same reward, or the same value of the score that the "
+        "correction `zero_variance` compares",
     ),
     gauge("length/mean", "tokens", "mean number of sampled tokens of a trajectory"),
     gauge("length/max", "tokens", "the most sampled tokens of a trajectory"),
@@ -75,7 +75,7 @@ _UPDATES = (
     counter(
         "steps_skipped",
         "steps",
-        "steps since the run's start that trained nothing because their plan was skipped",
+        "steps since the run's start that trained nothing because their plan was skipped (`asyncrl inspect skip-plan`)",
     ),
 )
 
@@ -90,7 +90,7 @@ _MEMBERS = (
         "",
         "mean reward of the step's demonstrations. The metrics under reward/ leave them out",
     ),
-    gauge("demonstration/tokens", "tokens", "tokens of the step's demonstrations that its updates learn"),
+    gauge("demonstration/tokens", "tokens", "tokens of the step's demonstrations that are trained"),
     gauge("demonstration/probability", "", "mean probability that the policy gives to the tokens of demonstrations"),
     gauge("demonstration/nll", "nats", "mean negative log-likelihood of the tokens of demonstrations"),
     gauge("demonstration/advantage", "", "mean advantage of the tokens of demonstrations"),
@@ -106,16 +106,17 @@ _EXPERTS = (
     gauge(
         "experts/imbalance",
         "ratio",
-        "tokens of a layer's busiest expert, divided by the mean of its experts; the mean over the policy's layers",
+        "tokens of a layer's busiest expert, divided by the mean number of tokens of the layer's experts. It is a "
+        "mean over the policy's layers",
     ),
-    gauge("experts/imbalance_max", "ratio", "experts/imbalance of the layer where it is largest"),
+    gauge("experts/imbalance_max", "ratio", "experts/imbalance of the single layer where it is largest"),
     gauge("experts/dead", "share", "experts of all layers that got no token of the step"),
     gauge("experts/entropy", "nats", "mean entropy of a router's distribution over the experts"),
     gauge(
         "experts/balance_loss",
         "",
-        "the balance loss of the experts before it is multiplied by its weight; it is top_k if the experts are "
-        "balanced",
+        "the balance loss of the experts before it is multiplied by its weight. It is top_k, the number of experts of "
+        "a token, if the experts are balanced",
     ),
 )
 
@@ -186,10 +187,10 @@ _POLICIES = (
     gauge(
         "entropy",
         "nats",
-        "mean entropy of the policy, before each update: over all kept tokens if the loss needs it, else over a sample "
-        "of a sixteenth of them, and at least 256 tokens of a step",
+        "mean entropy of the policy before each update: over all kept tokens if the loss needs it, else over a sample "
+        "of a sixteenth of them, but of at least 256 tokens of a step",
     ),
-    gauge("kl_reference", "nats", "KL from the policy to the reference; only if there is one"),
+    gauge("kl_reference", "nats", "KL from the policy to the reference policy; only if there is a reference"),
     gauge("kl_reference/weight", "", "weight of the KL to the reference in the reward or in the loss"),
 )
 
@@ -201,12 +202,17 @@ _OTHER_MODELS = (
     ),
     gauge("return/std", "", "standard deviation of the sampled tokens' returns"),
     gauge("value/bias", "", "mean error of the critic's values"),
-    gauge("value/explained_variance", "share", "variance of the returns that the critic explains"),
+    gauge(
+        "value/explained_variance",
+        "share",
+        "share of the returns' variance that the critic explains. It is below 0 if the critic's errors vary more than "
+        "the returns",
+    ),
     gauge("value/clipped", "share", "tokens whose value the critic's loss clips"),
     gauge("value/grad_norm", "", "the critic's gradient norm before clipping"),
     gauge("value/warmup", "", "1 while the critic is trained alone (critic.warmup_steps), then 0"),
     gauge("value/loss_scale", "", "the factor by which the critic's loss is multiplied, like loss_scale"),
-    gauge("implicit/loss", "", "loss of the implicit process model"),
+    gauge("implicit/loss", "", "loss of the implicit process model (algorithm=prime)"),
     gauge("implicit/grad_norm", "", "gradient norm of the implicit process model before clipping"),
     gauge(
         "implicit/loss_scale",
@@ -228,9 +234,9 @@ _OTHER_MODELS = (
 
 _WEIGHTS = (
     counter("kept/episodes", "episodes", "episodes kept for people to read, since the learner's start"),
-    gauge("kept/bytes", "bytes", "size of all kept episodes"),
+    gauge("kept/bytes", "bytes", "size of the kept episodes of learner steps"),
     counter("kept/episodes_evaluated", "episodes", "held-out episodes kept since the start (observe.keep_evaluated)"),
-    gauge("kept/bytes_evaluated", "bytes", "bytes of kept held-out episodes"),
+    gauge("kept/bytes_evaluated", "bytes", "size of the kept held-out episodes"),
     counter("kept/lost_evaluated", "evaluations", "evaluations whose sample of episodes is lost"),
     counter(
         "kept/thinned",
@@ -243,15 +249,15 @@ _WEIGHTS = (
         "steps",
         "steps whose episodes could not be kept since the learner's start, for example because the disk was full",
     ),
-    gauge("weights/bytes", "bytes", "size of the newest version"),
+    gauge("weights/bytes", "bytes", "size of the newest version's weights"),
     gauge("weights/delta_bytes", "bytes", "size of the newest version if it is sent as a delta"),
     gauge("weights/density", "share", "share of the weights that the newest delta changes"),
     gauge(
         "weights/adapters_kept",
         "share",
-        "share of the adapters' change of the weights that is left when the merged weights are rounded to model.dtype",
+        "share of the adapters' change of the weights that remains after the merged weights are rounded to model.dtype",
     ),
-    gauge("weights/prepare_s", "s", "time until the newest version could be offered"),
+    gauge("weights/prepare_s", "s", "time that the learner took to prepare the newest version for the engines"),
     counter("weights/refused", "requests", "requests for weights that the learner refused since its start"),
     counter("weights/broadcasts", "broadcasts", "broadcasts of weights since the learner's start"),
     counter("weights/broadcast_failures", "broadcasts", "broadcasts of weights that failed, since the learner's start"),
@@ -268,8 +274,8 @@ _TIMES = (
     gauge(
         "seconds/fetch",
         "s",
-        "fetching the batch. This happens while the batch before it trains, if the sampler may choose it that early "
-        "(`oldest`, `fifo`)",
+        "fetching the batch. This is nearly 0 if the batch was fetched while the previous one was trained, which the "
+        "samplers `oldest` and `fifo` allow",
     ),
     gauge("seconds/proximal", "s", "forward passes before the updates"),
     gauge("seconds/train", "s", "the updates"),
@@ -281,8 +287,10 @@ _TIMES = (
         "waiting for the previous checkpoint, if it is still being written, and for the copy of the state",
     ),
     gauge("seconds/release", "s", "with `cluster.colocated`: waiting for servers to free the GPUs"),
-    gauge("seconds/onload", "s", "with `cluster.colocated`: copying models and moments to the GPUs"),
-    gauge("seconds/offload", "s", "with `cluster.colocated`: copying models and moments back to the host"),
+    gauge("seconds/onload", "s", "with `cluster.colocated`: copying models and the optimizer's moments to the GPUs"),
+    gauge(
+        "seconds/offload", "s", "with `cluster.colocated`: copying models and the optimizer's moments back to the host"
+    ),
     gauge(
         "idle",
         "share",

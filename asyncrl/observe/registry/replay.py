@@ -8,21 +8,31 @@ gauge, counter, text = made_by("replay")
 
 _FLOW = (
     gauge("version", "version", "the newest published version"),
-    gauge("committed", "trajectories", "trajectories admitted so far, except in groups that were thrown away"),
+    gauge(
+        "committed",
+        "trajectories",
+        "trajectories of all groups that were opened so far, except groups that were thrown away",
+    ),
     gauge(
         "capacity",
         "trajectories",
         "the largest value that `committed` may have now: `age_bound`, or less because of `ahead`",
     ),
     gauge("age_bound", "trajectories", "the largest value of `committed` that replay.max_lag allows at this version"),
-    gauge("ahead", "trajectories", "the most admitted trajectories that may be in no batch yet (replay.spare_batches)"),
+    gauge(
+        "ahead",
+        "trajectories",
+        "the largest number of trajectories of opened groups that may be in no batch yet (replay.spare_batches)",
+    ),
     counter("accepted", "trajectories", "trajectories stored for training, since the run's start"),
     counter(
         "labelled",
         "trajectories",
         "trajectories with final labels since the run's start, those of evaluations included",
     ),
-    counter("trained", "trajectories", "trajectories trained since the run's start, and covered by a checkpoint"),
+    counter(
+        "trained", "trajectories", "trained trajectories since the run's start whose step is covered by a checkpoint"
+    ),
     counter("evicted", "trajectories", "trajectories thrown away as older than replay.max_lag"),
     counter("filtered", "trajectories", "trajectories thrown away by replay.filter"),
     counter("filtered/REASON", "groups", "groups that the filter REASON refused"),
@@ -30,25 +40,26 @@ _FLOW = (
     gauge(
         "dead",
         "trajectories",
-        "trajectories that were given up: they could not be scored, or were left out by hand, and not requeued since",
+        "trajectories that were given up: they could not be scored, or their plan was skipped. A trajectory that was "
+        "requeued since does not count",
     ),
     counter("late", "trajectories", "trajectories that came after their ticket was given to another actor"),
     counter("late_labels", "labels", "labels that came after their trajectory was given to another scorer"),
     counter("duplicates", "trajectories", "trajectories that were sent twice; each of them is stored once"),
-    counter("failures", "attempts", "episodes that failed"),
-    counter("scoring_failures", "attempts", "scorings that failed"),
+    counter("failures", "attempts", "failed attempts at episodes"),
+    counter("scoring_failures", "attempts", "failed attempts at scorings"),
     counter("tickets_redelivered", "tickets", "tickets sent again because a reply was lost"),
     counter("leases_redelivered", "leases", "leases sent again because a reply was lost"),
     counter("groups_reissued", "groups", "groups opened for a task whose earlier group was thrown away"),
     counter("plans_skipped", "plans", "plans skipped by `asyncrl inspect skip-plan`"),
-    counter("tasks_passed_over", "tasks", "tasks that the curriculum left out"),
+    counter("tasks_passed_over", "tasks", "tasks that were skipped because their success rate is outside data.band"),
     counter("tokens_accepted", "tokens", "sampled tokens of the accepted trajectories"),
     counter("tokens_labelled", "tokens", "sampled tokens of the labelled trajectories, those of evaluations included"),
     counter("tokens_trained", "tokens", "sampled tokens of the trained trajectories, without masked tokens"),
     counter(
         "tokens_masked",
         "tokens",
-        "sampled tokens in batches that were not trained, since they were older than replay.max_lag "
+        "sampled tokens that are in batches but were not trained, because they were older than replay.max_lag "
         "(replay.old_groups.mask)",
     ),
     counter("tokens_evicted", "tokens", "sampled tokens of the evicted trajectories"),
@@ -59,12 +70,12 @@ _FLOW = (
     counter(
         "wait_limits_reached",
         "steps",
-        "steps before which the learner stopped waiting for old groups after replay.old_groups.wait_s",
+        "steps for which the learner stopped waiting for old groups because replay.old_groups.wait_s had passed",
     ),
     counter("damaged", "trajectories", "trajectories whose stored data could not be read"),
     counter("refused", "requests", "requests that were malformed or not allowed"),
     counter("internal_errors", "errors", "errors of the replay itself: its log has each traceback"),
-    counter("dead_letters_dropped", "dead letters", "dead letters that made room for newer ones"),
+    counter("dead_letters_dropped", "dead letters", "dead letters that were deleted to make room for newer ones"),
 )
 
 _SELECTION = (
@@ -72,13 +83,13 @@ _SELECTION = (
         "decided/END/episodes",
         "trajectories",
         "trajectories by their END: trained (in a batch), masked (in a batch, but all their tokens were too old), "
-        "evicted, filtered, dropped or dead. They count once all "
-        "groups begun at the same version or earlier have ended",
+        "evicted, filtered, dropped or dead. A trajectory counts once all groups that began at the same version as "
+        "its group, or earlier, have ended",
     ),
     counter("decided/END/tokens", "tokens", "sampled tokens of the decided trajectories"),
     counter("decided/END/turns", "turns", "turns of the policy in the decided trajectories"),
     counter("decided/END/scored", "trajectories", "decided trajectories with final labels"),
-    gauge("decided/END/reward", "", "sum of the rewards of the scored ones"),
+    gauge("decided/END/reward", "", "sum of the rewards of the trajectories in decided/END/scored"),
     counter(
         "decided/END/length/TOKENS",
         "trajectories",
@@ -87,15 +98,21 @@ _SELECTION = (
     gauge(
         "age_bias/QUANTITY/shift",
         "standard deviations",
-        "the mean over trained groups minus that over trained and evicted groups. QUANTITY is length, turns or reward",
+        "the mean of QUANTITY (length, turns or reward) over trained groups, minus its mean over trained and evicted "
+        "groups together",
     ),
     gauge(
         "age_bias/QUANTITY/deviation",
         "",
-        "sum of the deviations of trained groups from the means of their versions, in standard deviations",
+        "sum over trained groups of the difference between the group's QUANTITY and the mean of the groups of its "
+        "version, in standard deviations",
     ),
-    gauge("age_bias/QUANTITY/variance", "", "variance of `deviation` if eviction chose groups at random"),
-    counter("age_bias/QUANTITY/trained", "groups", "trained groups in `deviation`"),
+    gauge(
+        "age_bias/QUANTITY/variance",
+        "",
+        "variance that age_bias/QUANTITY/deviation would have if eviction chose groups at random",
+    ),
+    counter("age_bias/QUANTITY/trained", "groups", "trained groups that count in age_bias/QUANTITY/deviation"),
 )
 
 _STORED = (
@@ -153,10 +170,14 @@ _PEERS = (
     text(
         "refusing",
         "text",
-        "the reason why filters refuse every group, once they have refused the groups of two batches in a row",
+        "the reason why filters refuse every group, once they have refused the groups of two batches (at least 8) in "
+        "a row",
     ),
     text(
-        "solved", "text", "the reason if it is that the policy has learned to solve the tasks; `refusing` is then empty"
+        "solved",
+        "text",
+        "the text that replaces `refusing` if filters refuse every group because the policy has learned to solve the "
+        "tasks",
     ),
     text("newest_failure", "text", "the newest failure, with the id of its episode"),
 )
