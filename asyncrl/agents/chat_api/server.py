@@ -2,7 +2,7 @@
 
 A client that sends too much, sends too slowly or sends nonsense is refused or disconnected. It disturbs no other
 client. The size of bodies, the number of connections and of simultaneous requests, and the time to send or read are
-limited. A body is read only if the request has the episode's key.
+limited. A body is read only if the request has the key of an episode or of a session.
 
 A completion is recorded in the episode before it is sent. If the client closes its connection before that, for example
 after a timeout, the request is cancelled and not recorded.

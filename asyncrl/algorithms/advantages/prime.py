@@ -13,7 +13,7 @@ class Prime(Advantage):
     """Token rewards of an implicit process model and the outcome, each minus its mean over the group's other members.
 
     Formula: A_t = whiten(sum_{s>=t} gamma^(s-t) (r_s - m) + outcome_weight (outcome - m')); r_t = beta log(pi_phi /
-    pi_ref), with pi_phi the implicit reward model; m and m' are the means of r and of the outcome over the group's
+    pi_ref), with pi_phi the implicit process model; m and m' are the means of r and of the outcome over the group's
     other members
     Use: for rewards on every token without labels of steps: the learner trains pi_phi on outcomes (implicit.train=true)
     Source: Process Reinforcement through Implicit Rewards, 2025

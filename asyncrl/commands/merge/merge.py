@@ -71,7 +71,7 @@ def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None 
         return
     if config or dtype or tied:
         raise ConfigError(
-            "--config, --dtype and --tie-word-embedding are for checkpoints of verl; a run of asyncrl has these "
+            "--config, --dtype and --tie-word-embedding are for checkpoints of others; a run of asyncrl has these "
             "settings in its configuration"
         )
     run, steps = own
@@ -100,7 +100,7 @@ def _own_run(source: Path) -> tuple[Path, int | None] | None:
 
 def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
     if tied:
-        raise ConfigError("--tie-word-embedding is for checkpoints of verl; adapters take it from the model's config")
+        raise ConfigError("--tie-word-embedding is for checkpoints of verl and Megatron; adapters take it from the model's config")
     try:
         stored = {} if config else json.loads((source / _ADAPTERS).read_text())
         base, revision = config or stored["base_model_name_or_path"], stored.get("revision")

@@ -23,7 +23,8 @@ groups first, and so all that are left. The claim holds from the begin of versio
   groups as old as u. It is planned only once `unfinished` <= `later`, which is the claim for the time after that batch.
 
 The first point needs `min_version` of tickets: an episode starts only once its engine serves the version that was the
-newest when its ticket was given out. The wait ends at the latest when all groups are complete, since nothing is
+newest when its ticket was given out. With the limit of a step's training time, tickets may name older versions (see
+`starts/fresh_starts.py`), and then the proof is one for most episodes only. The wait ends at the latest when all groups are complete, since nothing is
 unfinished then. Groups that filters refuse make the numbers smaller.
 
 A step trains groups for which it has waited: by the claim they fit into its batch, which takes the oldest groups first.
@@ -32,6 +33,7 @@ So the wait is of use at the last step of a run, too, although later(u) then cou
 Some groups still become too old:
 
 - groups that are given up after the limit of a wait, which is short by default
+- groups of episodes that started with an older version than the newest
 - surplus groups of `replay.oversample`
 - groups that outlive a change to a smaller max_lag
 
