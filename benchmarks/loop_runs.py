@@ -63,10 +63,10 @@ LARGE = {
 
 EVICT = "evict"
 OLD_GROUPS_OPTIONS = {
-    EVICT: OldGroupsConfig(wait_s=0.0),
+    EVICT: OldGroupsConfig(wait_s=0.0, mask=False),
     "default": OldGroupsConfig(),
-    "default mask": OldGroupsConfig(mask=True),
-    "wait": OldGroupsConfig(wait_s=600.0),
+    "short wait": OldGroupsConfig(mask=False),
+    "wait": OldGroupsConfig(wait_s=600.0, mask=False),
     "mask": OldGroupsConfig(wait_s=0.0, mask=True),
     "both": OldGroupsConfig(wait_s=5.0, mask=True),
 }
@@ -75,8 +75,8 @@ OLD_GROUPS_OPTIONS = {
 
 def words_of(options: OldGroupsConfig) -> list[str]:
     """The words of a command line that set the options."""
-    waits = [f"replay.old_groups.wait_s={options.wait_s:g}"] if options.wait_s is not None else []
-    return [*waits, *(["replay.old_groups.mask=true"] if options.mask else [])]
+    given = {"wait_s": options.wait_s, "mask": options.mask}
+    return [as_word(f"replay.old_groups.{name}", value) for name, value in given.items() if value is not None]
 
 
 @dataclass(frozen=True, slots=True)

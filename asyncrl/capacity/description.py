@@ -18,7 +18,7 @@ from asyncrl.config.keys import OPTIONS
 from asyncrl.config.refusals import refusal_of
 from asyncrl.config.schema import OldGroupsConfig, ReplayConfig, SamplerConfig
 from asyncrl.errors import ConfigError
-from asyncrl.replay.from_config import wait_s
+from asyncrl.replay.from_config import masks_old, wait_s
 
 TREATMENT_NAMES = ("evict", "wait", "mask", "both")
 """The treatments of groups that become too old: they are thrown away, waited for, trained without their old tokens, or
@@ -103,7 +103,7 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sampler: str = "oldest"
     spare_batches: Annotated[float, Meta(ge=0)] | None = 0.5
     wait_s: Seconds | None = None
-    masks_old: bool = False
+    masks_old: bool | None = None
     filter_zero_variance: bool = False
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def treatment(self) -> str:
         """The name of the treatment of groups that become too old, one of TREATMENT_NAMES."""
         waits = wait_s(self.replay) != 0
-        return {(0, 0): "evict", (1, 0): "wait", (0, 1): "mask", (1, 1): "both"}[waits, self.masks_old]
+        return {(0, 0): "evict", (1, 0): "wait", (0, 1): "mask", (1, 1): "both"}[waits, masks_old(self.replay)]
 
     def treated(self, treatment: str, max_lag: int | None = None) -> Self:
         """The sizes with another treatment of groups that become too old, and with another `max_lag` if it is given. A

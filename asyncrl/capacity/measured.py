@@ -61,7 +61,7 @@ def describe(run: Run) -> RunDescription:
         sampler=replay.sampler.kind,
         spare_batches=replay.spare_batches,
         wait_s=replay.old_groups.wait_s,
-        masks_old=replay.old_groups.mask,
+        masks_old=False if config.implicit.train else replay.old_groups.mask,
         filter_zero_variance=replay.filter.zero_variance,
     )
     try:

@@ -18,7 +18,7 @@ from asyncrl.replay import protocol
 from asyncrl.replay.batches import cohorts
 from asyncrl.replay.batches.sampling import Filters
 from asyncrl.replay.batches.selection import Selection
-from asyncrl.replay.from_config import sampler, spare_batches, wait_s
+from asyncrl.replay.from_config import masks_old, sampler, spare_batches, wait_s
 from asyncrl.replay.messages import Call
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
@@ -168,6 +168,6 @@ def simulated_settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
         sampler=sampler(sizes.replay.sampler),
         spare_batches=spare_batches(sizes.replay),
         wait_s=wait_s(sizes.replay),
-        masks_old=sizes.masks_old,
+        masks_old=masks_old(sizes.replay),
         seed=seed,
     )

@@ -65,7 +65,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         reissue_evicted=replay.reissue_evicted,
         spare_batches=spare_batches(replay),
         wait_s=wait_s(replay),
-        masks_old=replay.old_groups.mask,
+        masks_old=masks_old(replay) and not config.implicit.train,
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
         max_failure_share=config.actor.max_failure_share,
@@ -147,6 +147,12 @@ def wait_s(config: ReplayConfig) -> float | None:
     """The longest wait for old groups. 0: no step waits; `None`: as long as the learner trains a step."""
     given = config.old_groups.wait_s
     return given if given is not None or config.can_wait else 0.0
+
+
+def masks_old(config: ReplayConfig) -> bool:
+    """True if tokens that are too old are masked, unless a process model is trained from outcomes (implicit.train)."""
+    given = config.old_groups.mask
+    return config.can_mask if given is None else given
 
 
 def open_store(replay: ReplayConfig, run_dir: Path) -> Store:

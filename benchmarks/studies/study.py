@@ -76,6 +76,7 @@ UNPACED: Settings = {
     "replay.sampler.kind": "fifo",
     "replay.spare_batches": None,
     "replay.old_groups.wait_s": 0.0,
+    "replay.old_groups.mask": False,
 }
 """Settings with which data become as old as the age bound allows, and too old groups are thrown away. They are in no
 fingerprint, since results were measured before the keys existed."""

@@ -209,7 +209,7 @@ def test_the_same_seed_gives_the_same_forecast() -> None:
 @pytest.mark.slow
 def test_a_forecast_counts_the_lengths_of_what_the_age_bound_throws_away() -> None:
     tasks = [[replace(EPISODE, sampled=sampled, tools_s=0.0)] for sampled in (50, 100, 200, 2000)]
-    found = forecast(rates(tasks=tasks, token_s=1e-5, request_s=0.0), max_lag=1, concurrency=64)
+    found = forecast(rates(tasks=tasks, token_s=1e-5, request_s=0.0), max_lag=1, concurrency=64, masks_old=False)
     assert found.discarded > 0
     decided = found.decided
     assert decided["sampled"]["episodes"] == decided["trained"]["episodes"] + decided["evicted"]["episodes"]

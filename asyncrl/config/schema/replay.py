@@ -63,10 +63,11 @@ class OldGroupsConfig:
         "replay.sampler.max_times_sampled is above 1",
         "[0, inf)",
     )
-    mask: bool = option(
-        False,
+    mask: bool | None = option(
+        None,
         "true: a group some of whose tokens are older than replay.max_lag is trained, with these tokens as context "
-        "without loss; false: it is thrown away",
+        "without loss; false: it is thrown away; null: true, but false if replay.max_lag is 0, "
+        "replay.sampler.max_times_sampled is above 1, or implicit.train is true",
     )
 
 
@@ -150,6 +151,12 @@ class ReplayConfig:
     def can_wait(self) -> bool:
         """True if a step may wait for groups that would become too old: it then trains them before all others."""
         return self.max_lag > 0 and self.sampler.max_times_sampled == 1 and self.sampler.kind == "oldest"
+
+    @property
+    def can_mask(self) -> bool:
+        """True if tokens that are too old may be masked: no batch of one version has any, and groups that are trained
+        again grow old on purpose."""
+        return self.max_lag > 0 and self.sampler.max_times_sampled == 1
 
     @property
     def can_pace(self) -> bool:

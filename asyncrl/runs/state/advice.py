@@ -92,7 +92,8 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
         )
     elif cause == "old_groups":
         lag, old = settings.replay.max_lag, settings.replay.old_groups
-        kept = "" if old.mask else ", with replay.old_groups.mask=true, which trains what the shorter wait leaves"
+        kept = ", with replay.old_groups.mask=true, which trains what the shorter wait leaves"
+        kept = kept if old.mask is False else ""
         shorter = "set replay.old_groups.wait_s=0"
         if old.wait_s is not None:
             shorter = f"lower replay.old_groups.wait_s from {old.wait_s:g}"
@@ -202,7 +203,7 @@ def _ways_to_keep(replay: ReplayConfig) -> str:
         return ""
     old, is_oldest = replay.old_groups, replay.sampler.kind == "oldest"
     wait = f"{'a longer ' if old.wait_s is None else ''}replay.old_groups.wait_s"
-    left = {"replay.old_groups.mask=true": not old.mask, wait: is_oldest and not old.wait_s}
+    left = {"replay.old_groups.mask=true": old.mask is False, wait: is_oldest and not old.wait_s}
     ways = [way for way, is_left in left.items() if is_left]
     where = "(docs/replay.md#groups-that-become-too-old)"
     return f"; or keep such groups with {' or '.join(ways)} {where}" if ways else ""

@@ -97,6 +97,7 @@ def test_settings_become_words_of_the_command_line() -> None:
         "replay.sampler.kind=fifo",
         "replay.spare_batches=null",
         "replay.old_groups.wait_s=0.0",
+        "replay.old_groups.mask=false",
         "learner.export=false",
         "critic.path=folder/policy",
         "data.eval=null",

@@ -35,8 +35,7 @@ def starved(cause: str, **changes: Any) -> IdleShares:
 
 
 KEPT = (
-    "; or keep such groups with replay.old_groups.mask=true or a longer replay.old_groups.wait_s "
-    "(docs/replay.md#groups-that-become-too-old)"
+    "; or keep such groups with a longer replay.old_groups.wait_s (docs/replay.md#groups-that-become-too-old)"
 )
 
 
@@ -94,8 +93,7 @@ KEPT = (
             starved("old_groups"),
             [
                 f"{WAITS} groups that would have become too old: raise replay.max_lag from 2 to 3, or set "
-                "replay.old_groups.wait_s=0, with replay.old_groups.mask=true, which trains what the shorter wait "
-                "leaves"
+                "replay.old_groups.wait_s=0"
             ],
         ),
         (
@@ -179,9 +177,15 @@ def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
 
 def test_groups_that_are_too_old_can_be_kept_by_what_is_not_set_yet() -> None:
     config, seen = TrainConfig(model=ModelConfig(path="model")), shares(evicted=0.14)
-    config.replay.old_groups.mask = True
-    assert "keep such groups with a longer replay.old_groups.wait_s (docs" in advise(seen, settings_of(config))[0]
+    ways = "keep such groups with replay.old_groups.mask=true or a longer replay.old_groups.wait_s (docs"
+    config.replay.old_groups.mask = False
+    assert ways in advise(seen, settings_of(config))[0]
+    assert advise(starved("old_groups"), settings_of(config))[0].endswith(
+        "or set replay.old_groups.wait_s=0, with replay.old_groups.mask=true, which trains what the shorter wait leaves"
+    )
     config.replay.old_groups.wait_s = 60.0
+    assert "keep such groups with replay.old_groups.mask=true (docs" in advise(seen, settings_of(config))[0]
+    config.replay.old_groups.mask = True
     assert "mask=true" not in advise(starved("old_groups"), settings_of(config))[0]
     assert "replay.old_groups" not in advise(seen, settings_of(config))[0]
 
