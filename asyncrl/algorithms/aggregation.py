@@ -124,7 +124,9 @@ class SeqMeanTokenSumNorm(Aggregation):
 
     name = "seq-mean-token-sum-norm"
 
-    norm: float = param(..., "the constant in the divisor, usually the largest allowed length of a response", "(0, inf)")
+    norm: float = param(
+        ..., "the constant in the divisor, usually the largest allowed length of a response", "(0, inf)"
+    )
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return losses.sum(dtype=torch.float64) / (max(1, totals.sequences) * self.norm)

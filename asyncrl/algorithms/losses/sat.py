@@ -65,7 +65,8 @@ class SatGspo(Sat):
     Use: as gspo, for old data; choose aggregation seq-mean-token-mean
     Source: Stale but Stable: Staleness-Adaptive Trust Regions for Stabilizing Asynchronous Reinforcement Learning, 2026
     (SAT-GSPO); Group Sequence Policy Optimization, 2025
-    Caveat: the default bounds are those of gspo; the paper's are 0.2. Corrections must have level sequence or geometric.
+    Caveat: the default bounds are those of gspo; the paper's are 0.2. Corrections must have level sequence or
+    geometric.
     """
 
     name = "sat_gspo"
