@@ -258,7 +258,8 @@ ROWS = (
         f"{FSDP}.optimizer_offload",
         "`learner.optimizer_on_host`, `learner.reference_on_host`",
         False,
-        "True if it is true for one of verl's engines.",
+        "`learner.optimizer_on_host` is true if this key is true for one of verl's engines. `ref.*.param_offload` sets "
+        "`learner.reference_on_host`.",
         _on_host,
     ),
     *(
@@ -266,7 +267,15 @@ ROWS = (
         for each in ENGINES[1:]
     ),
     used(CPU_OFFLOAD, "`learner.optimizer_on_host`", False, "As `optimizer_offload`, for Megatron."),
-    *(used(f"{REF}.{each}.param_offload", "`learner.reference_on_host`", False, "The same value.") for each in ENGINES),
+    *(
+        used(
+            f"{REF}.{each}.param_offload",
+            "`learner.reference_on_host`",
+            False,
+            "True if this key is true for one of verl's engines.",
+        )
+        for each in ENGINES
+    ),
     made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False becomes 0.", _reshard),
     same(f"{FSDP}.full_determinism", "learner.deterministic", False),
     used(

@@ -161,8 +161,8 @@ ROWS = (
         "data.custom_cls.path",
         "`data.dataset`, `data.dataset_params`",
         None,
-        "The dotted path of the class: `NAME` in `a/b.py` becomes `a.b.NAME`. Keys of `data` that verl does not define "
-        "become `data.dataset_params`.",
+        "The path of the class: `NAME` in `a/b.py` becomes `a.b.NAME`, and in `/a/b.py` it becomes `/a/b.py:NAME`. "
+        "Keys of `data` that verl does not define become `data.dataset_params`.",
         _own_class,
     ),
     used("data.custom_cls.name", "`data.dataset`", None, "The name of the class."),

@@ -298,8 +298,13 @@ ROWS = (
         None,
         "The functions in the file are used unchanged.",
     ),
-    used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
-    used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
+    used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "The same value; both count characters."),
+    used(
+        f"{TURNS}.format",
+        "`actor.tool_call_format`",
+        "hermes",
+        "asyncrl's name of the format; one that asyncrl lacks becomes `auto`.",
+    ),
     *(
         used(
             f"{TURNS}.{name}",
@@ -356,7 +361,7 @@ ROWS = (
         f"{ROLLOUT}.enable_rollout_routing_replay",
         "`engine.return_routed_experts`",
         False,
-        "It is also true if `actor.router_replay.mode` is `R3`.",
+        "The same value, but always true if `actor.router_replay.mode` is `R3`.",
         _routed_experts,
     ),
     used(
