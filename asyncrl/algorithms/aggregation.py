@@ -97,7 +97,7 @@ class PromptMean(Aggregation):
     """Every group (prompt) has the same weight, and so has every token within a group.
 
     Formula: mean over groups of (sum of the losses of the group's tokens) / (number of these tokens)
-    Use: as a middle way between token-mean and seq-mean-token-mean: a prompt with long answers has no more weight than
+    Use: as a compromise between token-mean and seq-mean-token-mean: a prompt with long answers has no more weight than
     other prompts, and all tokens of the answers to one prompt have the same weight
     Source: The Art of Scaling Reinforcement Learning Compute for LLMs, 2025 (prompt-level averaging); loss_aggregation
     of the library prime-rl
@@ -117,13 +117,16 @@ class SeqMeanTokenSumNorm(Aggregation):
     """The sum over the tokens of each sequence, averaged over sequences and divided by a constant.
 
     Formula: (sum of the losses of all tokens) / (S norm)
-    Use: with advantage dr_grpo: no sequence's length is in the divisor, but the gradient has the usual size
+    Use: with advantage dr_grpo: the divisor does not depend on the lengths of sequences, and the gradient has the usual
+    size
     Source: Understanding R1-Zero-Like Training: A Critical Perspective, 2025
     """
 
     name = "seq-mean-token-sum-norm"
 
-    norm: float = param(..., "the constant, usually the largest allowed length of a response", "(0, inf)")
+    norm: float = param(
+        ..., "the constant in the divisor, usually the largest allowed length of a response", "(0, inf)"
+    )
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return losses.sum(dtype=torch.float64) / (max(1, totals.sequences) * self.norm)

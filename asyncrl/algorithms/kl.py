@@ -41,7 +41,7 @@ class Kl(Part):
     )
     target: float | None = param(
         None,
-        "KL per token that the coefficient is adapted to reach, after each step; null: the coefficient is fixed",
+        "KL per token at which the coefficient aims: it is adapted after each step; null: the coefficient is fixed",
         "(0, inf)",
     )
     horizon: int = param(
@@ -197,7 +197,7 @@ class K2Plus(_K2Gradient, K2):
     """The same as k2, whose gradient is right already.
 
     Formula: d^2 / 2
-    Use: for completeness
+    Use: for completeness; it is the same as k2
     Source: Approximating KL Divergence, 2020
     """
 

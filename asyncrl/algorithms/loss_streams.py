@@ -84,7 +84,8 @@ class Rl(Stream):
     Use: to train the policy's loss only on the sequences whose score is above 0. With weight=0, it trains on no
     sequence, and only the other streams are trained
     Source: the stream rl of the library prime-rl, 2026
-    Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted.
+    Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted. The division
+    by the mean cancels `weight`, so only `weight=0` has an effect.
     """
 
     name = "rl"
@@ -122,8 +123,8 @@ class RefKl(LossStream):
     Formula: -(c / f) sg(log pi_ref - log pi_theta) r if pi_theta - mu >= -delta, else 0; c and f are as in ce; sg(x)
     is x without gradient; r = min(pi_theta / mu, cap); the gradient of r is r times the gradient of log pi_theta, even
     if the cap is reached
-    Use: to let the policy learn from a stronger model on the policy's own episodes; this model is the reference, and
-    must have the policy's vocabulary
+    Use: to train the policy towards the reference on the policy's own episodes. In a run, the reference is the model of
+    model.path. A script (docs/verl.md) can take a stronger model with the same vocabulary
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
     Self-Generated Mistakes, 2023
     Caveat: it lowers KL(pi_theta || pi_ref), so it needs a reference. Corrections do not apply to it. prime-rl adds
@@ -135,7 +136,7 @@ class RefKl(LossStream):
     needs_reference = True
     reads_proximal = False
 
-    delta: float = param(0.2, "largest allowed fall of a token's probability", "(0, 1]")
+    delta: float = param(0.2, "largest fall of a token's probability, mu - pi_theta, at which it is trained", "(0, 1]")
     cap: float = param(1e4, "largest ratio that is used as a weight", "[1, inf]")
 
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:

@@ -34,10 +34,10 @@ def _further(chosen: Mapping[str, Any]) -> Iterator[str]:
     """The data that the preset needs, and the further keys that it sets."""
     advantage: Any = registry.find("advantage", chosen["advantage"]["name"])
     if advantage.needs_critic:
-        yield f"has a critic (`critic.path`), its loss {part_text(chosen['value'])}"
+        yield f"has a critic (`critic.path`); value {part_text(chosen['value'])}"
     if advantage.needs_steps:
-        learned = ", `implicit.train=true`" if advantage.name == "prime" else ""
-        yield f"needs step scores, such as by `scoring.prm.path`, `scoring.steps`{learned}"
+        learned = ", or `implicit.train=true`" if advantage.name == "prime" else ""
+        yield f"needs step scores, for example from `scoring.prm.path` or `scoring.steps`{learned}"
     if chosen["reward"]:
         yield f"reward {part_text(chosen['reward'])}"
     if chosen["proximal"] != AlgorithmConfig().proximal:

@@ -20,7 +20,7 @@ class OaplAdvantage(SequenceAdvantage):
     name = "oapl"
     needs_group = True
 
-    beta: float = param(1.0, "temperature of the soft maximum, in the unit of the reward", "(0, inf)")
+    beta: float = param(1.0, "temperature of the baseline, in the unit of the reward", "(0, inf)")
 
     def scores(self, episodes: Episodes) -> Tensor:
         # Relative to the largest reward, and with expm1 and log1p, so that no beta overflows or loses digits.

@@ -24,9 +24,9 @@ class OptimalTokenBaseline(TokenAdvantage):
     Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; multi_turn=true is verl's
     tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
     Caveat: it needs the proximal policy's distributions over the vocabulary, from a forward pass before the update.
-    With zero_tail, the baseline is 0 at every t that a single member has. In verl, it is 0 only at the end of the
+    With zero_tail, the baseline is 0 at every t that only one member has. In verl, it is 0 only at the end of the
     longest member, where all others have ended. The two rules can differ only with multi_turn=false, where other
-    members may have a tool token at t. The sums need 24 bytes on every rank for each token of each group's longest
+    members may have a tool token at t. On every rank, the sums need 24 bytes for each token of each group's longest
     member.
     """
 

@@ -12,10 +12,11 @@ class Remax(SequenceAdvantage):
     """REINFORCE with the reward of the group's greedily sampled member as baseline.
 
     Formula: A = R - R_greedy, with R_greedy the reward of the group's greedy member; A = 0 for the greedy member itself
-    Use: when one greedy sample per group is a cheap baseline; set algorithm.greedy_sibling=true
+    Use: to take one greedy sample per group as a cheap baseline; set algorithm.greedy_sibling=true
     Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models,
     2023
-    Caveat: the greedy member is as old as the others, and it is generated but not trained.
+    Caveat: the greedy member is as old as the others, so its reward may not be that of the current policy. It is
+    generated but not trained.
     """
 
     name = "remax"

@@ -9,8 +9,9 @@ from asyncrl.algorithms.corrections.base import Ages, Correction
 class Normalise(Correction):
     """Divides the weights by their mean over the global batch. Dropped tokens count as weight 0 in the mean.
 
-    Formula: w / m, with m the mean of w over all N policy tokens, where w = 0 for dropped tokens; if w is the same for
-    all tokens of a sequence (level sequence or geometric), each of the S sequences has the same weight in m
+    Formula: w / m, with w the weights so far, and m their mean over all policy tokens of the batch, where w = 0 for
+    dropped tokens. If w is the same for all tokens of a sequence (level sequence or geometric), each sequence counts
+    equally in m
     Use: after truncate or mask, so that the correction does not change the size of the step
     Source: self-normalised importance sampling; Monte Carlo theory, methods and examples, 2013
     Caveat: if an earlier correction drops tokens, the remaining tokens get larger weights, and very large ones if few

@@ -14,8 +14,8 @@ distance is exactly the limit, or drop equal advantages."""
 class Outliers(Correction):
     """Drops the tokens whose advantage lies far from the mean of the batch.
 
-    Formula: drop a token if |A - m| > sigmas s, with m the mean and s the standard deviation of A over all N policy
-    tokens. Equal advantages are all kept
+    Formula: drop a token if |A - m| > sigmas s, with m the mean and s the standard deviation of A over all policy
+    tokens of the batch. Equal advantages are all kept
     Use: with whitened advantages, where a batch of nearly equal rewards gives a few tokens huge advantages
     Source: R1-Reward: Training Multimodal Reward Model Through Stable Reinforcement Learning, 2025 (the filter of
     advantages in StableReinforce)

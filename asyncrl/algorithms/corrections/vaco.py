@@ -11,8 +11,8 @@ class Vaco(Correction):
     not set weights.
 
     Formula: drop a token if the mean of |w - 1| over its sequence is > delta, and A log w > 0; with w = pi_prox / mu
-    Use: in addition to any weights. Tokens whose update moves the policy back towards the old data are kept. With a
-    critic, the paper combines the filter with the advantages of V-trace (advantage vtrace)
+    Use: with or without the weights of another correction. Tokens whose update moves the policy back towards the old
+    data are kept. With a critic, the paper combines the filter with the advantages of V-trace (advantage vtrace)
     Source: Align and Filter: Improving Performance in Asynchronous On-Policy RL, 2026 (VACO), in the form for language
     models that the library open-instruct had in 2026
     Caveat: the mean of |w - 1| estimates twice the total variation from the sampled tokens alone, so one token with a

@@ -13,8 +13,8 @@ from asyncrl.errors import ConfigError
 class ClipCov(Ppo):
     """PPO without the gradient of a few random tokens of high covariance, which keeps the entropy up.
 
-    Formula: 0 for the chosen tokens, else the loss of ppo; the tokens are chosen at random among those with
-    cov_low < (log pi_prox - mean) (A - mean) < cov_high, at most `share` of all policy tokens
+    Formula: 0 for the chosen tokens, else the loss of ppo. At most `share` of all policy tokens are chosen, at random
+    among those with cov_low < (log pi_prox - mean) (A - mean) < cov_high; with both means over the batch
     Use: when the entropy collapses early
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
     Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. The random draw depends only
@@ -24,7 +24,11 @@ class ClipCov(Ppo):
     name = "clip_cov"
     selects = True
 
-    share: float = param(2e-4, "share of all policy tokens that lose their gradient; at least one token does", "(0, 1]")
+    share: float = param(
+        2e-4,
+        "largest share of all policy tokens that lose their gradient; a share below one token still allows one",
+        "(0, 1]",
+    )
     cov_low: float = param(1.0, "a token may be chosen if its covariance is above this", "(-inf, inf)")
     cov_high: float = param(5.0, "a token may be chosen if its covariance is below this", "(-inf, inf]")
 

@@ -15,7 +15,7 @@ class Dppo(Loss):
     further away."""
 
     delta: float = param(..., "largest distance from the behaviour policy", "(0, inf)")
-    delta_low: float | None = param(None, "the same as delta where A <= 0; null: delta", "(0, inf)")
+    delta_low: float | None = param(None, "the bound in place of delta where A <= 0; null: delta", "(0, inf)")
     cap: float = param(20.0, "largest ratio that is used as a weight", "(0, inf]")
 
     @abstractmethod

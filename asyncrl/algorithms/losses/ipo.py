@@ -25,7 +25,7 @@ class Ipo(Loss):
     corrects = True
     reads_proximal = False
 
-    delta: float = param(0.3, "largest difference of probabilities", "(0, 1)")
+    delta: float = param(0.3, "largest |pi_theta - mu| at which the first term counts", "(0, 1)")
     cap: float = param(1e4, "largest ratio that is used as a weight", "[1, inf]")
     pull: float = param(0.0, "strength of the pull back to the behaviour policy", "[0, inf)")
 

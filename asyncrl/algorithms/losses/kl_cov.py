@@ -12,8 +12,8 @@ class KlCov(Loss):
     """The unclipped surrogate with a penalty on the tokens of the highest covariance, which keeps the entropy up.
 
     Formula: -r A + weight |log r| for the `share` of all policy tokens with the highest (log pi_prox - mean) (A -
-    mean), and -r A for all other tokens
-    Use: when the entropy collapses early; the penalty is smoother than the choice of clip_cov
+    mean), and -r A for all other tokens; with both means over the batch
+    Use: when the entropy collapses early; a penalty is smoother than the zero loss of clip_cov
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
     Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. There is no clip.
     """

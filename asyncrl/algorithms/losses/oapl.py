@@ -11,13 +11,13 @@ class Oapl(Loss):
     policy.
 
     Formula: (beta (sum of log(pi_theta / mu)) - mean of A)^2 for every token, both over its sequence
-    Use: for very old data, with advantage oapl: it needs neither importance weights nor a clip, because mu itself
-    belongs to the target. Choose aggregation seq-mean-token-mean
+    Use: for very old data, with advantage oapl: it needs neither importance weights nor a clip, because mu is part of
+    the target. Choose aggregation seq-mean-token-mean
     Source: LLMs Can Learn to Reason Via Off-Policy RL, 2026 (eq. 3), with a beta of its own, as in an implementation
     for NeMo RL
-    Caveat: choose beta so that A / beta is a log-ratio that sequences reach. With a much smaller one, the loss is a
-    policy gradient without a trust region, and since the advantages of advantage oapl have a mean below 0, it lowers
-    most log-probs. Where pi_theta = mu, the gradient is 2 beta times that of the loss gpg with aggregation
+    Caveat: choose beta so that sequences can reach the log-ratio A / beta. With a much smaller beta, the loss is a
+    policy gradient without a trust region. It then lowers most log-probs, since the advantages of the part oapl have a
+    mean below 0. Where pi_theta = mu, the gradient is 2 beta times that of the loss gpg with aggregation
     seq-mean-token-sum. A sequence with A = 0 is pulled back to mu. Corrections must not set weights or treat tokens of
     a sequence differently, and a prioritised sampler must not weigh the advantages.
     """

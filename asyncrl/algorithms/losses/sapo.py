@@ -22,9 +22,11 @@ class Sapo(Loss):
 
     name = "sapo"
 
-    tau_pos: float = param(1.0, "sharpness where A > 0", "(0, inf)")
-    tau_neg: float = param(1.05, "sharpness where A <= 0", "(0, inf)")
-    dual_clip: float | None = param(None, "bound on the loss where A < 0, in units of -A", "(1, inf]")
+    tau_pos: float = param(
+        1.0, "tau where A > 0: the larger, the faster the gradient fades as r moves away from 1", "(0, inf)"
+    )
+    tau_neg: float = param(1.05, "tau where A <= 0", "(0, inf)")
+    dual_clip: float | None = param(None, "bound on the loss where A < 0, in units of -A; null: no bound", "(1, inf]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

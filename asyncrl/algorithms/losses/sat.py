@@ -16,8 +16,8 @@ class Sat(ClippedLoss):
     from most, on the side to which it has moved.
 
     Formula: -min(r A, clip(r, 1 - clip_low c_low, 1 + clip_high c_high) A), with r = pi_theta / mu. c_high = 1 / (1 +
-    (d / q)^2) where d > q > 0, and c_low is the same where d < -q < 0. Elsewhere they are 1. d = log pi_prox - log mu,
-    and q is the quantile of |d| over all policy tokens
+    (d / q)^2) where d > q, else 1. c_low = 1 / (1 + (d / q)^2) where d < -q, else 1. d = log pi_prox - log mu, and q is
+    the quantile `quantile` of |d| over all policy tokens. Both factors are 1 if q = 0
     Use: for old data: PPO's clip treats all tokens alike, and the few that have moved far make training unstable
     Source: Stale but Stable: Staleness-Adaptive Trust Regions for Stabilizing Asynchronous Reinforcement Learning, 2026
     (equations 3.1 to 3.6)
@@ -31,7 +31,7 @@ class Sat(ClippedLoss):
     selects = True
     uses_ratio = True
 
-    quantile: float = param(0.9, "share of the policy tokens that keep the whole clip, at least", "(0, 1)")
+    quantile: float = param(0.9, "smallest share of the policy tokens that keep the whole clip", "(0, 1)")
 
     def select(self, candidates: Candidates) -> Tensor:
         moved = self.log_ratio(candidates.proximal - candidates.behaviour, candidates.view)
@@ -65,7 +65,8 @@ class SatGspo(Sat):
     Use: as gspo, for old data; choose aggregation seq-mean-token-mean
     Source: Stale but Stable: Staleness-Adaptive Trust Regions for Stabilizing Asynchronous Reinforcement Learning, 2026
     (SAT-GSPO); Group Sequence Policy Optimization, 2025
-    Caveat: the bounds are those of gspo; the paper's are 0.2. Corrections must have level sequence or geometric.
+    Caveat: the default bounds are those of gspo; the paper's are 0.2. Corrections must have level sequence or
+    geometric.
     """
 
     name = "sat_gspo"

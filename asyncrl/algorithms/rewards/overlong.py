@@ -22,11 +22,11 @@ class Overlong(Reward):
     max_length: int = param(..., "number of policy tokens from which on the full penalty applies", "[1, inf)")
     buffer: int | None = param(
         None,
-        "number of last policy tokens before max_length, over which the penalty grows from 0; null: a fifth of "
-        "max_length, as in the paper",
+        "number of policy tokens before max_length over which the penalty grows from 0 to its full size; null: a fifth "
+        "of max_length, as in the paper",
         "[1, inf)",
     )
-    weight: float = param(1.0, "the full penalty", "[0, inf)")
+    weight: float = param(1.0, "size of the full penalty", "[0, inf)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -170,7 +170,12 @@ ROWS = (
         _micro_tokens,
     ),
     used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "True: `ppo_max_token_len_per_gpu` is used."),
-    used(f"{ACTOR}.ppo_max_token_len_per_gpu", "`learner.micro_tokens`", 16384, "Used with `use_dynamic_bsz`."),
+    used(
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        "`learner.micro_tokens`",
+        16384,
+        "Used with `use_dynamic_bsz`, but at least `max_prompt_length + max_response_length`.",
+    ),
     none(ACTOR, "ppo_micro_batch_size", "Use `ppo_micro_batch_size_per_gpu`."),
     made(
         f"{ACTOR}.ppo_epochs",
@@ -183,7 +188,13 @@ ROWS = (
     same(f"{OPTIM}.lr", "learner.lr", 1e-6),
     same(f"{OPTIM}.betas", "learner.betas", [0.9, 0.999]),
     same(f"{OPTIM}.weight_decay", "learner.weight_decay", 0.01),
-    made(f"{OPTIM}.optimizer", "`learner.optimizer`", "AdamW", "`AdamW8bit` becomes `adamw_8bit`.", _optimizer),
+    made(
+        f"{OPTIM}.optimizer",
+        "`learner.optimizer`",
+        "AdamW",
+        "`AdamW8bit` becomes `adamw_8bit`, `Muon` becomes `muon`, and all others become `adamw`.",
+        _optimizer,
+    ),
     made(
         f"{OPTIM}.lr_warmup_steps",
         "`learner.warmup_steps`",
@@ -195,14 +206,14 @@ ROWS = (
         f"{OPTIM}.lr_warmup_steps_ratio",
         "`learner.warmup_steps`",
         0.0,
-        "The ratio times the number of training steps. If no key gives that, the ratio itself, which is a share of all "
-        "steps.",
+        "The ratio times the number of training steps. If no key gives that number, `learner.warmup_steps` is the "
+        "ratio itself, as a share of all steps.",
     ),
     used(
         f"{OPTIM}.total_training_steps",
         "`learner.warmup_steps`",
         -1,
-        "The number of steps for the two keys above, if `trainer.total_training_steps` is null.",
+        "The number of training steps for the two warm-up keys, if `trainer.total_training_steps` is null.",
     ),
     made(
         f"{OPTIM}.lr_scheduler_type",
@@ -215,7 +226,7 @@ ROWS = (
     used(f"{OPTIM}.min_lr_ratio", "`learner.lr_floor`", 0.0, "Used with a cosine or linear schedule."),
     used(f"{OPTIM}.lr_decay_style", "`learner.schedule`", None, "As `lr_scheduler_type`, for Megatron."),
     used(f"{OPTIM}.min_lr", "`learner.lr_floor`", 0.0, "This rate divided by `lr`, for Megatron."),
-    used(f"{OPTIM}.lr_min", "`learner.lr_floor`", 0.0, "The same for VeOmni."),
+    used(f"{OPTIM}.lr_min", "`learner.lr_floor`", 0.0, "As `min_lr`, for VeOmni."),
     used(f"{OPTIM}.decay_type", "`learner.schedule`", None, "As `lr_scheduler_type`, for TorchTitan."),
     used(f"{OPTIM}.min_lr_factor", "`learner.lr_floor`", 0.0, "As `min_lr_ratio`, for TorchTitan."),
     used(f"{OPTIM}.name", "`learner.optimizer`", None, "As `optimizer`, for TorchTitan."),
@@ -247,7 +258,8 @@ ROWS = (
         f"{FSDP}.optimizer_offload",
         "`learner.optimizer_on_host`, `learner.reference_on_host`",
         False,
-        "True if it is true for one of verl's engines.",
+        "`learner.optimizer_on_host` is true if this key is true for one of verl's engines. `ref.*.param_offload` sets "
+        "`learner.reference_on_host`.",
         _on_host,
     ),
     *(
@@ -255,10 +267,20 @@ ROWS = (
         for each in ENGINES[1:]
     ),
     used(CPU_OFFLOAD, "`learner.optimizer_on_host`", False, "As `optimizer_offload`, for Megatron."),
-    *(used(f"{REF}.{each}.param_offload", "`learner.reference_on_host`", False, "The same value.") for each in ENGINES),
+    *(
+        used(
+            f"{REF}.{each}.param_offload",
+            "`learner.reference_on_host`",
+            False,
+            "True if this key is true for one of verl's engines.",
+        )
+        for each in ENGINES
+    ),
     made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False becomes 0.", _reshard),
     same(f"{FSDP}.full_determinism", "learner.deterministic", False),
-    used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if this or `actor.use_torch_compile` is false."),
+    used(
+        f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if this key or `actor.use_torch_compile` is false."
+    ),
     made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves asyncrl's default.", _compile),
     none(
         FSDP,

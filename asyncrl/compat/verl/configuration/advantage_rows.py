@@ -82,8 +82,9 @@ ROWS = (
         f"{NAMED}_keys",
         "`algorithm.advantage`",
         None,
-        "The names in `weights` of `gdpo`, for example `rule/compute_score/format` for the key `format`. An episode "
-        "without one of these scores is dead-lettered; verl stops with an error.",
+        "The names in `weights` of `gdpo`: the key `format` becomes, for example, `rule/compute_score/format`, or with "
+        "a manager `manager/format`. An episode without one of these scores becomes a dead letter; verl stops with an "
+        "error.",
     ),
     used(
         f"{NAMED}_weights",

@@ -99,7 +99,8 @@ ROWS = (
         SYNC_STEP,
         "`learner.publish_every`",
         DEFAULTS["trigger_parameter_sync_step"],
-        "The same value. `trainer.test_freq` and `save_freq` count versions there, so they are multiplied by it.",
+        "The same value. In verl, `trainer.test_freq` and `save_freq` count versions, so both are multiplied by this "
+        "value.",
     ),
     used(
         REQUIRED,
@@ -107,33 +108,33 @@ ROWS = (
         DEFAULTS["require_batches"],
         "A step trains `ppo_mini_batch_size * require_batches` prompts, in `require_batches` minibatches.",
     ),
-    used(PARTIAL, "", True, "Episodes always go on with the new weights."),
+    used(PARTIAL, "", True, "Episodes that are running when weights change always go on with the new weights."),
     used(
         TOTAL,
         "`learner.steps`",
         None,
-        "This number of prompts, divided by the prompts of a step, and rounded down to whole versions. null becomes "
-        "`learner.epochs`.",
+        "`learner.steps` is this number of prompts divided by the prompts of a step, rounded down to whole versions, "
+        "but at least one version. With null, `learner.epochs` is used instead.",
     ),
     *(alias(f"{ROLLOUT}.{name}", f"actor_rollout_ref.rollout.{name}") for name in ("nnodes", "n_gpus_per_node")),
     none(ROLLOUT, "n", "verl reads `actor_rollout_ref.rollout.n`."),
     Row(
         (f"{ASYNC}.*",),
         "",
-        "Rollouts and learner keep their own GPUs (`cluster.pools`), and the learner evaluates.",
+        "Rollouts and learner have GPUs of their own (`cluster.pools`), and the learner starts evaluations.",
     ),
     used(
         MODE,
         "`replay.max_lag`",
         "sync",
-        "`sync` leaves asyncrl's default of 2 versions, with which generation and training run at once; 0 is "
-        "synchronous. With the other modes, `max_off_policy_threshold` counts.",
+        "`sync` leaves asyncrl's default of 2 versions, with which generation and training run at once. Set "
+        "`replay.max_lag=0` to alternate. With the other modes, `max_off_policy_threshold` decides.",
     ),
     used(
         SPAN,
         "`replay.max_lag`",
         8,
-        "This number minus 1, if `trainer_mode` is not `sync`. verl counts the versions that the data spans: "
-        "1 for data of the current version.",
+        "This number minus 1, if `trainer_mode` is not `sync`. verl counts the versions that the data spans: it counts "
+        "1 for data of the current version alone.",
     ),
 )

@@ -157,8 +157,9 @@ ROWS = (
         f"{CORRECTION}.rollout_is",
         "`algorithm.correction`",
         None,
-        "`truncate` at this level, or `mask` if `rollout_is_threshold` has two bounds. null becomes `truncate` at 2, "
-        "because episodes may be older than the policy that trains on them.",
+        "`truncate` at this level, or `mask` if `rollout_is_threshold` has two bounds. null becomes `truncate` with "
+        "`cap=2`, because episodes may be older than the policy that trains on them. In bypass mode, no correction "
+        "sets weights.",
         _correction,
     ),
     used(
@@ -173,7 +174,8 @@ ROWS = (
         f"{CORRECTION}.rollout_rs_threshold",
         "`algorithm.correction`",
         None,
-        "`high` of `reject`. For k1, `low` and `high` are the logarithms of the two bounds.",
+        "`high` of `reject`. For k1, `low` and `high` are the logarithms of the two bounds; a missing lower bound is 1 "
+        "divided by the upper one.",
     ),
     used(
         f"{CORRECTION}.rollout_rs_threshold_lower",
@@ -186,13 +188,13 @@ ROWS = (
         f"{CORRECTION}.bypass_mode",
         "`algorithm.proximal`",
         False,
-        "True becomes `behaviour`, and `algorithm.correction` is empty.",
+        "True becomes `behaviour`, and leaves `algorithm.correction` empty.",
     ),
     used(
         f"{CORRECTION}.loss_type",
         "`algorithm.loss`",
         "ppo_clip",
-        "Used in bypass mode: `reinforce` is kept if `rollout_is` is set, else it becomes `gpg`.",
+        "Used in bypass mode only: `reinforce` is kept if `rollout_is` is set; otherwise it becomes `gpg`.",
     ),
     used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level if `rollout_is` is true."),
     *(alias(f"algorithm.{old}", f"{CORRECTION}.{new}") for old, new in OLD.items()),
@@ -208,8 +210,9 @@ ROWS = (
         "`replay.filter.score`",
         "reward",
         "`reward`, `seq_reward` and `seq_final_reward` become `reward`, which includes the penalty on long responses "
-        "but no KL. `acc` becomes `outcome`, and `score` the function's score `rule/NAME`, without that penalty. "
-        "Another key of the function's result becomes `rule/NAME/KEY`.",
+        "but no KL. `acc` becomes `outcome`, and `score` becomes `rule/NAME`, the score of your function NAME, without "
+        "that penalty. Another key of the function's result becomes `rule/NAME/KEY`. With a manager, `manager` takes "
+        "the place of `rule/NAME`; without a function or manager of yours, `outcome` is used.",
     ),
     none(
         FILTER,

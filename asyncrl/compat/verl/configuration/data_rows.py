@@ -32,7 +32,7 @@ def _files(key: str, here: str) -> Row:
     return made(key, f"`{here}`", default, "One file or a list; `~` becomes the home folder.", files)
 
 
-_LIMIT = "The same number; a negative one is null. The tasks are evenly spread over the rows, not drawn at random."
+_LIMIT = "The same number; a negative one becomes null. The tasks are evenly spread over the rows, not drawn at random."
 
 
 def _limit(there: str, here: str) -> Callable[[VerlConfig], Iterator[Setting | str]]:
@@ -127,8 +127,8 @@ ROWS = (
         GENERATED,
         "`replay.oversample`",
         None,
-        "With `filter_groups`: `gen_batch_size / train_batch_size`, if it is above 1. Else it is left out, because a "
-        "step trains `train_batch_size` prompts.",
+        "With `filter_groups`: `gen_batch_size / train_batch_size`, if this is above 1. Otherwise the key is left out: "
+        "a step trains `train_batch_size` prompts.",
         _oversample,
     ),
     used(
@@ -161,8 +161,8 @@ ROWS = (
         "data.custom_cls.path",
         "`data.dataset`, `data.dataset_params`",
         None,
-        "The dotted path of the class: `NAME` in `a/b.py` becomes `a.b.NAME`. Keys of `data` that verl does not define "
-        "become `data.dataset_params`.",
+        "The path of the class: `NAME` in `a/b.py` becomes `a.b.NAME`, and in `/a/b.py` it becomes `/a/b.py:NAME`. "
+        "Keys of `data` that verl does not define become `data.dataset_params`.",
         _own_class,
     ),
     used("data.custom_cls.name", "`data.dataset`", None, "The name of the class."),

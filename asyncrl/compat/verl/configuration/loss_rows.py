@@ -130,7 +130,7 @@ ROWS = (
         f"{ACTOR}.clip_ratio",
         "`algorithm.loss`",
         DEFAULT_CLIP,
-        "Used for `clip_ratio_low` or `clip_ratio_high` if that key is not given.",
+        "Used in place of `clip_ratio_low` or `clip_ratio_high`, if that key is not given.",
     ),
     used(f"{ACTOR}.clip_ratio_low", "`algorithm.loss`", None, "`clip_low`, or `delta_low` of `dppo_*`."),
     used(f"{ACTOR}.clip_ratio_high", "`algorithm.loss`", None, "`clip_high`, or `delta` of `dppo_*`."),

@@ -32,8 +32,9 @@ def _with_counterpart() -> Iterator[str]:
 
 def _without_counterpart() -> Iterator[str]:
     yield "### Keys without a counterpart"
-    yield "The translation leaves these keys out."
-    yield "`data` (`tokenizer`, `use_shm`) means `data.tokenizer` and `data.use_shm`."
+    yield "The translation leaves these keys out. After each key, the list says why, or what to use instead."
+    yield "`data` (`tokenizer`, `use_shm`) means `data.tokenizer` and `data.use_shm`. A name that ends in `.*` means"
+    yield "all keys of this section that the page does not name elsewhere."
     yield ""
     yield from (f"* {_by_section(row.there)}: {row.sentence}" for row in TABLE if not row.here)
 

@@ -94,10 +94,13 @@ def _other_ranks() -> Iterator[Row]:
         "context": ("`learner.context_ranks`", "The number of ranks that share the tokens of a pass."),
         "tensor": (
             "`learner.tensor_ranks`",
-            "The number of ranks that share the matrices of a layer. Together with adapters or with context or expert "
-            "ranks, it multiplies `learner.context_ranks` instead.",
+            "The number of ranks that share the matrices of a layer. With adapters, context ranks or expert ranks, "
+            "this number multiplies `learner.context_ranks` instead.",
         ),
-        "expert": ("`learner.expert_ranks`", "The number of ranks that share the experts; 1 with adapters."),
+        "expert": (
+            "`learner.expert_ranks`",
+            "The number of ranks that share the experts; with adapters, it becomes 1.",
+        ),
         "pipeline": ("", "There are no pipeline stages: weights are divided among all ranks. The report says so."),
     }
     for kind, keys in RANKS.items():
@@ -111,7 +114,8 @@ ROWS = (
         ULYSSES,
         "`learner.context_ranks`",
         1,
-        "The number of ranks that share the tokens of a pass. As in verl, `ppo_max_token_len_per_gpu` is per rank.",
+        "The number of ranks that share the tokens of a pass. As in verl, `ppo_max_token_len_per_gpu` counts the "
+        "tokens of one rank.",
         _ranks,
     ),
     *_other_ranks(),
@@ -119,15 +123,16 @@ ROWS = (
         GPUS,
         "`cluster.gpus`, `cluster.pools`",
         8,
-        "Copied if your configuration sets it. With a pool for rewards or for rollouts, it is the size of the pool "
-        "`train`.",
+        "Copied if your configuration sets it. With a pool for rewards or for rollouts, it is the number of GPUs on "
+        "each node of the pool `train`.",
         _pools,
     ),
     used(
         HOSTS,
         "`cluster.pools`",
         1,
-        "The experiment file is for one host. For several, set `cluster.launcher` (docs/cluster.md).",
+        "With a pool for rewards or for rollouts, the number of nodes of the pool `train`. The experiment file is for "
+        "one host; for several, set `cluster.launcher` (docs/cluster.md).",
     ),
     used(
         f"{REWARD}.enable_resource_pool",
@@ -136,7 +141,7 @@ ROWS = (
         "True: scorers with a reward model have a pool of their own, `scoring`, in addition to the GPUs of `trainer`.",
     ),
     used(f"{REWARD}.nnodes", "`cluster.pools`", 0, "The number of nodes of the pool `scoring`."),
-    used(f"{REWARD}.n_gpus_per_node", "`cluster.pools`", 8, "The number of GPUs on each of these nodes."),
+    used(f"{REWARD}.n_gpus_per_node", "`cluster.pools`", 8, "The GPUs on each node of the pool `scoring`."),
     used(
         f"{ROLLOUT}.nnodes",
         "`cluster.pools`",
@@ -144,7 +149,7 @@ ROWS = (
         "Above 0: actors with their servers have a pool of their own, `actor`. With 0 asyncrl divides the GPUs between "
         "servers and learner.",
     ),
-    used(f"{ROLLOUT}.n_gpus_per_node", "`cluster.pools`", None, "The number of GPUs on each of these nodes."),
+    used(f"{ROLLOUT}.n_gpus_per_node", "`cluster.pools`", None, "The GPUs on each node of the pool `actor`."),
     *(
         alias(f"reward_model.{name}", f"{REWARD}.{name}")
         for name in ("enable_resource_pool", "nnodes", "n_gpus_per_node")

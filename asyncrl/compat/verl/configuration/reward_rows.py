@@ -210,7 +210,7 @@ def _prm_rows() -> Iterator[Row]:
     differs = {
         "prm_apply_sigmoid": "The same value. If it and `use_logit_tanh` are false, `scoring.shaping.use_raw_logit` is "
         "true.",
-        "max_resp_len": "The same value. It is also the limit of the penalty on long responses.",
+        "max_resp_len": "The same value. If you give it, it is also the limit of the penalty on long responses.",
     }
     for name in SHAPING:
         yield used(
@@ -249,8 +249,8 @@ ROWS = (
         f"{BUFFER}.enable",
         "`scoring.shaping.overlong_max_length`",
         False,
-        "If `filter_groups.metric` is `acc` or `score`, the penalty becomes `overlong` in `algorithm.reward`, which "
-        "applies after the filter.",
+        "True enables the penalty on long responses. If `filter_groups.metric` is `acc` or `score`, it becomes the "
+        "part `overlong` in `algorithm.reward`, which applies after the filter.",
     ),
     used(
         f"{BUFFER}.len",
@@ -266,7 +266,7 @@ ROWS = (
         "`scoring.shaping.prm_aggregation`",
         DEFAULTS["prm_aggregation"],
         "`best_of_n` also sets `algorithm.reward`. `raw` becomes `per_step`, and changes the advantage: `grpo` becomes "
-        "`process_grpo`, `gae` and `reinforce_plus_plus` get `step_weight=1`.",
+        "`process_grpo`, while `gae` and `reinforce_plus_plus` get `step_weight=1`.",
     ),
     used(
         f"{KWARGS}.prm_micro_batch_size",
@@ -279,7 +279,7 @@ ROWS = (
         f"{KWARGS}.device_map",
         "`scoring.prm.device`",
         DEFAULTS["device_map"],
-        "`cpu` and `cuda` are kept; other values become `auto`, one GPU for each scorer. If the model does not fit on "
+        "`cpu` and `cuda` are kept; other values become `auto`: one GPU for each scorer. If the model does not fit on "
         "one GPU, set `scoring.prm.gpus`.",
     ),
     used(
@@ -301,8 +301,8 @@ ROWS = (
         f"{MODEL}.enable",
         "`scoring.outcome_model.path`, `scoring.rule`",
         False,
-        "True: the sequence classifier at `model_path` alone judges, and `scoring.rule` is null. If you name a "
-        "function (`custom_reward_function`), the function alone judges.",
+        "True: only the sequence classifier at `model_path` judges, and `scoring.rule` is null. But if you name a "
+        "function (`custom_reward_function`), only the function judges.",
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),
@@ -317,8 +317,8 @@ ROWS = (
     none(
         "reward.sandbox_fusion",
         "url max_concurrent memory_limit_mb",
-        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. For a server, set this key to `http`, "
-        "and set `actor.sandbox.url`.",
+        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. To use a server as the sandbox, set "
+        "`actor.sandbox.kind=http` and `actor.sandbox.url`.",
     ),
     used("reward.num_workers", "`scoring.rule_processes`", 8, "Only with `remote`."),
     *(

@@ -230,7 +230,7 @@ ROWS = (
         f"{ROLLOUT}.gpu_memory_utilization",
         "`engine.server.memory`",
         DEFAULT_MEMORY,
-        "The same value, but verl's default 0.5 leaves the choice to SGLang: a server has its GPUs to itself unless "
+        "The same value. But with verl's default 0.5, SGLang chooses, because a server has its GPUs to itself unless "
         "`cluster.colocated=true`.",
         _memory,
     ),
@@ -275,7 +275,7 @@ ROWS = (
         f"{TURNS}.max_assistant_turns",
         "`actor.max_turns`",
         None,
-        f"The same value. If no number of turns is given, {UNBOUNDED_TURNS}.",
+        f"The same value. If no key gives a number of turns, `actor.max_turns` is {UNBOUNDED_TURNS}.",
     ),
     used(
         f"{TURNS}.max_user_turns",
@@ -290,7 +290,7 @@ ROWS = (
         "`actor.verl_tools`",
         None,
         "The classes in the file are used unchanged, if the packages that they import are installed. verl's sandbox "
-        "tool becomes `python`, its search tool `search`, and its servers of MCP become `actor.mcp_servers`.",
+        "tool becomes `python`, its search tool `search`, and its MCP servers become `actor.mcp_servers`.",
     ),
     used(
         f"{TURNS}.function_tool_path",
@@ -298,8 +298,13 @@ ROWS = (
         None,
         "The functions in the file are used unchanged.",
     ),
-    used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
-    used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
+    used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "The same value; both count characters."),
+    used(
+        f"{TURNS}.format",
+        "`actor.tool_call_format`",
+        "hermes",
+        "asyncrl's name of the format; one that asyncrl lacks becomes `auto`.",
+    ),
     *(
         used(
             f"{TURNS}.{name}",
@@ -325,7 +330,7 @@ ROWS = (
         f"{VALIDATION}.n",
         "`learner.eval_attempts`",
         1,
-        "One attempt is greedy, several are sampled at `actor.temperature`.",
+        "A single attempt is greedy; several attempts are sampled at `actor.temperature`.",
         _validation,
     ),
     used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "A single attempt is always greedy."),
@@ -356,27 +361,29 @@ ROWS = (
         f"{ROLLOUT}.enable_rollout_routing_replay",
         "`engine.return_routed_experts`",
         False,
-        "It is also true if `actor.router_replay.mode` is `R3`.",
+        "The same value, but always true if `actor.router_replay.mode` is `R3`.",
         _routed_experts,
     ),
     used(
         LOOP,
         "`actor.agent`, `actor.agent_options`",
         "single_turn_agent",
-        "`actor.agent=verl`, if the loop is yours. `single_turn_agent` and `tool_agent` set no agent: asyncrl "
-        "plays these episodes itself.",
+        "If the loop is yours, it becomes `actor.agent=verl`. `single_turn_agent` and `tool_agent` set no agent: "
+        "asyncrl plays these episodes itself.",
     ),
     used(
         f"{AGENT}.agent_loop_config_path",
         "`actor.agent`, `actor.agent_options`",
         None,
-        "`actor.agent=verl`. The agent gets the unchanged file, and the keys of `multi_turn` that agent loops read.",
+        "Sets `actor.agent=verl`. The agent gets the unchanged file, and the keys of `multi_turn` that agent loops "
+        "read.",
     ),
     none(ROLLOUT, "agent.*", "The loops run in the actors."),
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",
-        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` can choose another one.",
+        "Weights take the fastest route to the servers; `weights.to_engines` and `weights.into_servers` can choose "
+        "another one.",
     ),
     none(
         ROLLOUT,

@@ -185,15 +185,16 @@ ROWS = (
         "trainer.log_val_generations",
         "`observe.keep_evaluated`, `observe.upload`",
         0,
-        f"The same number, at most {MOST_KEPT}: services such as wandb get a table of these held-out episodes and of "
-        "the kept training episodes.",
+        f"The same number, at most {MOST_KEPT}: services such as wandb get a table of this many held-out episodes, and "
+        "of the kept training episodes.",
         _generations,
     ),
     made(
         "trainer.rollout_data_dir",
         "`replay.retention`",
         None,
-        "If it is set, `all`: the store keeps every episode, and `asyncrl inspect export` writes them as Parquet.",
+        "If this key is set, `replay.retention` is `all`: the store keeps every episode, and `asyncrl inspect export` "
+        "writes them as Parquet.",
         _kept,
     ),
     used("trainer.validation_data_dir", "`replay.retention`", None, "As `rollout_data_dir`."),
@@ -207,15 +208,21 @@ ROWS = (
     Row(
         ("trainer.v1.*",),
         "",
-        "Generation and training always run at once, on GPUs of their own or on shared ones (`cluster.colocated`).",
+        "Generation and training run at once, unless `replay.max_lag` is 0. They have GPUs of their own, or share them "
+        "(`cluster.colocated`).",
     ),
     Row(("global_profiler.*",), "", "Use `observe.profile_steps` and `observe.memory_steps`."),
     Row(("ray_kwargs.*", "ray_init.*"), "", "Use `cluster.ray.*` with `cluster.launcher=ray`."),
     Row(("transfer_queue.*", "skip.*"), "", "The replay has its own queue."),
-    Row(("distillation.*",), "", "Use the loss `ref_kl` in `algorithm.stream`, which learns from a reference model."),
+    Row(
+        ("distillation.*",),
+        "",
+        "A run has no teacher model. In a script over asyncrl's operators (docs/verl.md), a worker of the role `ref` "
+        "can hold one, and the stream `ref_kl` (`algorithm.stream`) trains towards it.",
+    ),
     Row(
         ("hydra.*", "defaults", "model_engine", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout"),
         "",
-        "Only verl's own program needs these keys. The keys of all engines of verl are read.",
+        "Only verl's own program needs these keys. The translation reads the keys of all of verl's training engines.",
     ),
 )
