@@ -6,8 +6,8 @@ This package keeps three of the promises in docs/concepts.md:
   `trainer.py` has the math, `batch/` makes the passes and counts their tokens, and `ranks/ranks.py` sums over ranks.
 - Same batch after a crash: a step depends only on its recorded plan, the weights and the seed (`loop.py`), and
   checkpoints restore the weights (`checkpoint/`).
-- Nothing trained twice: `checkpointing.py` tells the replay which steps a complete checkpoint has, and the replay
-  counts their episodes as trained.
+- Nothing trained twice: `checkpointing.py` tells the replay which steps a complete checkpoint includes. The replay then
+  counts the episodes of these steps as trained.
 
 Files in reading order:
 

@@ -226,7 +226,7 @@ def test_the_address_that_a_socket_connects_to_is_the_one_that_is_checked():
         requests.append(request)
         return await answer(request)
 
-    with pytest.raises(RefusedError, match=r"127\.0\.0\.1, which is no public address"):
+    with pytest.raises(RefusedError, match=r"127\.0\.0\.1, which is not a public address"):
         served(note, connect=lambda: public_connector(Rebinding()))
     assert not requests
 
@@ -334,7 +334,7 @@ def test_a_body_is_read_up_to_the_limit():
 
 async def test_a_host_that_is_no_address_in_its_usual_form_is_a_fault_of_the_url():
     for host in ("2130706433", "127.0.0.1."):
-        with pytest.raises(RefusedError, match="it is no URL"):
+        with pytest.raises(RefusedError, match="it is not a URL"):
             await get_public(f"http://{host}/", 100, 10.0)
 
 

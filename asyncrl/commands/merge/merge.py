@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
         help="folder of config.json and the tokenizer (huggingface, next to verl's shards); for adapters, the model "
         "that they were trained on",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="dtype of the weights (the checkpoint's)")
+    parser.add_argument("--dtype", choices=_DTYPES, help="dtype of the weights (default: the checkpoint's)")
     parser.add_argument(
         "--tie-word-embedding",
         action="store_true",
@@ -71,8 +71,8 @@ def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None 
         return
     if config or dtype or tied:
         raise ConfigError(
-            "--config, --dtype and --tie-word-embedding are for checkpoints of verl; a run of asyncrl has these "
-            "settings in its configuration"
+            "--config, --dtype and --tie-word-embedding are not for runs of asyncrl, whose own configuration has "
+            "these settings"
         )
     run, steps = own
     export_run(str(run), steps, to)

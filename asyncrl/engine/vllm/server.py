@@ -96,7 +96,7 @@ class VllmServer:
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
             raise ServerFaultError(
-                f"{self.url} is no vLLM server that was started with VLLM_SERVER_DEV_MODE=1: {error!r}"
+                f"{self.url} is not a vLLM server that was started with VLLM_SERVER_DEV_MODE=1: {error!r}"
             ) from error
         self.spans = self._tried_spans = False
 

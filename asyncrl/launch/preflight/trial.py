@@ -1,5 +1,5 @@
-"""Sends the user's own code to a child process before a run starts, since such code may block or end its process. This
-file is the starter's side."""
+"""Runs the user's own code in a child process before a run starts, since such code may block or end its process. This
+file starts the child process and sends requests to it; `trying.py` is its program."""
 
 from __future__ import annotations
 

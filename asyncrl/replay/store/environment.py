@@ -115,7 +115,7 @@ def _take_room_for_readers(file: Path) -> None:
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:
     """Refuse a truncated file: a read beyond its end would kill the process with a signal.
 
-    A few missing pages at the end are no damage: LMDB does not write pages that one transaction both took and freed.
+    A few missing pages at the end are not damage: LMDB does not write pages that one transaction both took and freed.
     This function adds the missing pages, which does not disturb another process that writes.
     """
     whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]

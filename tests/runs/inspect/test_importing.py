@@ -88,13 +88,13 @@ def at(name: str, index: int, value: Any) -> Spoil:
 
 ROWS: Mapping[str, tuple[Spoil, str]] = {
     "no id": (given(id=None), "Expected `str`"),
-    "an empty id": (given(id=""), "is no id"),
+    "an empty id": (given(id=""), "is not an id"),
     "an id of another member": (given(id="t000000000.7.0"), "no id of member 0"),
     "an id with a control character": (
         given(id="t000000000.0.\x1b[31m"),
         r"row 0 of trajectories\.parquet \('t000000000",
     ),
-    "an id without a number": (given(id="t000000000.0.x"), "is no id"),
+    "an id without a number": (given(id="t000000000.0.x"), "is not an id"),
     "an id that is too long": (given(id="t" + "0" * 600 + ".0.0", group_id="t" + "0" * 600), "an id has 605 bytes"),
     "a group without a number": (given(group_id="evil"), "evil"),
     "a group of an evaluation without a version": (given(group_id="ex-1", id="ex-1.0.0"), "invalid literal"),
@@ -213,8 +213,8 @@ def test_a_dead_letter_that_no_export_has_is_refused_with_its_row_and_the_reason
         ("[]", "metadata .* are missing"),
         ("[" * 100_000, "recursion"),
         ({"counters": 5}, "Expected `object`"),
-        ({"counters": {"run": 5}}, "'run' is no counter"),
-        ({"counters": {"identity": 5}}, "'identity' is no counter"),
+        ({"counters": {"run": 5}}, "'run' is not a counter"),
+        ({"counters": {"identity": 5}}, "'identity' is not a counter"),
         ({"counters": {"accepted": -1}}, "the counter accepted is -1"),
         ({"counters": {"accepted": 1 << 70}}, "accepted"),
         ({"counters": {"accepted": "many"}}, "Expected `int`"),

@@ -32,7 +32,7 @@ class LocalWorkerGroup(WorkerGroup):
         cls = class_with_args.cls
         if not (isinstance(cls, type) and issubclass(cls, Worker)):
             raise DispatchError(
-                f"{getattr(cls, '__qualname__', repr(cls))} is no class of workers: derive it from Worker of "
+                f"{getattr(cls, '__qualname__', repr(cls))} is not a class of workers: derive it from Worker of "
                 "asyncrl.compat.verl.controller"
             )
         super().__init__(cls)
