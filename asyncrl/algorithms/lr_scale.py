@@ -63,7 +63,7 @@ class Ess(LrScale):
     sample size of the S sequences of the minibatch. Their weights are w = pi_theta(y) / mu(y), the product over the
     policy tokens that no correction dropped
     Use: for old data; sqrt fits AdamW, and linear is VCPO's rule for plain gradient descent, with smaller steps. If
-    even fresh data have a rho below 1, since engine and learner compute different log-probs, set base to it
+    even fresh data have a rho below 1, since engine and learner compute different log-probs, set base to that rho
     Source: Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs, 2026 (VCPO)
     Caveat: VCPO's other part, a baseline from the gradient norm of every sequence, is not here. The weights of long
     sequences are products of many ratios, so rho falls with the length. AdamW's weight decay is scaled, too.

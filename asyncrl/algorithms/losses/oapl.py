@@ -13,9 +13,9 @@ class Oapl(Loss):
     Formula: (beta (sum of log(pi_theta / mu)) - mean of A)^2 for every token, both over its sequence
     Use: for very old data, with advantage oapl: it needs neither importance weights nor a clip, because mu itself
     belongs to the target. Choose aggregation seq-mean-token-mean
-    Source: LLMs Can Learn to Reason Via Off-Policy RL, 2026 (eq. 3), with a beta of its own, as in an implementation
-    for NeMo RL
-    Caveat: choose beta so that A / beta is a log-ratio that sequences reach. With a much smaller one, the loss is a
+    Source: LLMs Can Learn to Reason Via Off-Policy RL, 2026 (eq. 3), but its beta is a parameter separate from that of
+    advantage oapl, as in an implementation for NeMo RL
+    Caveat: choose beta so that A / beta is a log-ratio that sequences reach. With a much smaller beta, the loss is a
     policy gradient without a trust region, and since the advantages of advantage oapl have a mean below 0, it lowers
     most log-probs. Where pi_theta = mu, the gradient is 2 beta times that of the loss gpg with aggregation
     seq-mean-token-sum. A sequence with A = 0 is pulled back to mu. Corrections must not set weights or treat tokens of

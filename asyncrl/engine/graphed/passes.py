@@ -81,8 +81,8 @@ class _Started:
 class GraphedPasses:
     """Passes of `model` over sequences in `slots` slots of `length` tokens. The model's attention is replaced.
 
-    A pass has at most `prefill_tokens` tokens of prompts, apart from single last tokens. On a GPU, passes of several
-    sizes are recorded as CUDA graphs at the start. So the model's tensors must keep their memory.
+    A pass has at most `prefill_tokens` tokens of prompts, not counting sequences that lack a single token. On a GPU,
+    passes of several sizes are recorded as CUDA graphs at the start. So the model's tensors must keep their memory.
 
     Raises ConfigError: see `Passes`. Raises NoGraphError: the model's passes cannot be recorded.
     """

@@ -44,7 +44,8 @@ class VllmServer:
     - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
     - `tied`: true if the policy's output layer is its embedding
     - A check may take `silence_s` seconds, and an update may take `load_s` seconds.
-    - `seeds` has the seeds of the servers of a fleet by their urls. Two equal ones are a warning.
+    - `seeds` has the seeds of the servers of a fleet by their urls. A warning is logged if two servers have the same
+      seed.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Decides how many actors divide the servers and episodes of a node, if the configuration leaves that open.
 
-An actor is one process, and its event loop has one core. So the turns of its episodes must not take longer than a core
-has time. `benchmarks.turns` measures the processor time of a turn. The number of turns is unknown before a run, so
-`actors_needed` assumes many: short turns, on servers that are fast.
+An actor is one process, and its event loop has one core. So the turns of its episodes must not need more processor time
+than one core has. `benchmarks.turns` measures the processor time of a turn. The number of turns is unknown before a
+run, so `actors_needed` assumes many: short turns, on servers that are fast.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def open_trial_pool(settings: Mapping[str, Any]) -> Pool:
 
 
 class Note:
-    """A short text in the open file `file`, which the process and its child share. The file has no name, so that no end
-    of these processes leaves it on the disk."""
+    """A short text in the open file `file`, which the process and its child share. The file has no name, so that it
+    does not stay on the disk, however these processes end."""
 
     def __init__(self, file: int) -> None:
         self.file = file

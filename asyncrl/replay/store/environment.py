@@ -55,7 +55,7 @@ def lacks_room(error: lmdb.Error, path: Path) -> bool:
 
 @contextlib.contextmanager
 def no_room_as_os_error(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors about a full disk into an OSError with ENOSPC, as other writes to it raise."""
+    """Turn LMDB's errors about a full disk into an OSError with ENOSPC, which other writes to a full disk raise."""
     try:
         yield
     except lmdb.Error as error:
@@ -100,7 +100,8 @@ def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
 def _take_room_for_readers(file: Path) -> None:
     """Take room on the disk for LMDB's table of readers. LMDB maps it into memory: on a full disk, the first write to a
     part without room would kill the process with a signal. Raises OSError: there is no room."""
-    # Does not open a file that has its room: to close it would end the locks of other users in this process.
+    # Does not open a file that already has room for the table: closing the file would end the locks that other code in
+    # this process holds.
     with contextlib.suppress(FileNotFoundError):
         if (found := file.stat()).st_size >= READERS_BYTES and found.st_blocks * BLOCK_BYTES >= found.st_size:
             return
