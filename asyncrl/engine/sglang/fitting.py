@@ -74,18 +74,19 @@ ANY_FRACTION = 0.95
 """The share of the free memory that servers on one GPU may use for weights and cache. The number of tokens limits the
 cache further."""
 SERVER_BYTES = 12 << 30
-"""The memory of a server without its weights and cache. CUDA takes it, and the graphs of prefill and decoding do. Three
-servers with SGLang 0.5.17 on an H200 took 11 GB each."""
+"""The memory of a server without its weights and cache. CUDA takes it, and so do the graphs of prefill and decoding.
+Three servers with SGLang 0.5.17 on an H200 took 11 GB each."""
 SHARE = 0.85
-"""The share of a GPU's memory that is divided among its servers by default. The rest is for weights on their way."""
+"""The share of a GPU's memory that is divided among its servers by default. The rest is for new weights that a server
+is loading."""
 MOST_TOGETHER = 4
 REQUESTS_EACH = 128
 """Several servers on a GPU have at least this many requests each: 4 servers with 128 requests each were measured."""
 SMALL_BYTES = 1 << 30
-"""The largest weights of a model that gets several servers on a GPU by default. 0.3 GB were measured. The larger the
-model, the more does the GPU limit the speed, and not the scheduler."""
+"""The largest weights of a model that gets several servers on a GPU by default. 0.3 GB were measured. With a larger
+model, the GPU limits the speed, and not the scheduler."""
 CPUS_EACH = 2
-"""The CPUs that must be there for each of several servers on a GPU."""
+"""The number of CPUs that a host must have for each of several servers on a GPU."""
 DIVIDED = {"--config", "--dp", "--dp-size", "--data-parallel-size"}
 """Arguments that change the meaning of the numbers, or set them in a file. With one of them, nothing is fitted."""
 

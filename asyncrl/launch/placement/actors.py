@@ -21,7 +21,8 @@ REQUEST_TOKENS_S = 51.0
 LOAD = 0.8
 """The share of its core that an actor should use at most."""
 CPUS_EACH = 4
-"""The CPUs that must be there for each actor. The other ones are for servers, which also take one each, and roles."""
+"""The number of CPUs that a node must have for each actor. The actor uses one. The others are for its servers, which
+use one each, and for other roles."""
 
 
 def actors_needed(episodes: int, longest_turn: int, by_agent: bool) -> int:

@@ -15,7 +15,11 @@ _FLOW = (
         "the largest value that `committed` may have now: `age_bound`, or less because of `ahead`",
     ),
     gauge("age_bound", "trajectories", "the largest value of `committed` that replay.max_lag allows at this version"),
-    gauge("ahead", "trajectories", "the most admitted trajectories that may be in no batch yet (replay.spare_batches)"),
+    gauge(
+        "ahead",
+        "trajectories",
+        "the largest allowed number of admitted trajectories that are in no batch yet (replay.spare_batches)",
+    ),
     counter("accepted", "trajectories", "trajectories stored for training, since the run's start"),
     counter(
         "labelled",
@@ -30,7 +34,8 @@ _FLOW = (
     gauge(
         "dead",
         "trajectories",
-        "trajectories that were given up: they could not be scored, or were left out by hand, and not requeued since",
+        "trajectories that were given up, because they could not be scored or were left out by hand, and that were "
+        "not requeued since",
     ),
     counter("late", "trajectories", "trajectories that came after their ticket was given to another actor"),
     counter("late_labels", "labels", "labels that came after their trajectory was given to another scorer"),
@@ -156,7 +161,10 @@ _PEERS = (
         "the reason why filters refuse every group, once they have refused the groups of two batches in a row",
     ),
     text(
-        "solved", "text", "the reason if it is that the policy has learned to solve the tasks; `refusing` is then empty"
+        "solved",
+        "text",
+        "the reason why filters refuse every group, if the policy has learned to solve the tasks; `refusing` is then "
+        "empty",
     ),
     text("newest_failure", "text", "the newest failure, with the id of its episode"),
 )

@@ -254,7 +254,8 @@ def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     file = pq.ParquetFile(path)
     metadata = file.schema_arrow.metadata or {}
     if METADATA in metadata:
-        _about(metadata)  # Another format has other columns, so its number says more than they do.
+        # Another format has other columns, so the number of the format is checked before the columns.
+        _about(metadata)
     theirs = {field.name: field.type for field in file.schema_arrow}
     if theirs != {field.name: field.type for field in schema} or len(file.schema_arrow) != len(schema):
         raise ValueError(f"the columns of {path.name} are {file.schema_arrow.names}, not {schema.names}")
