@@ -15,7 +15,8 @@ Files in reading order:
 - `trainer.py`: the forward passes, losses and updates of a step, with its result in `step_result.py`.
 - `plans.py`, `publishing.py`, `evaluating.py`, `checkpointing.py`, `reporting.py`, `stopping.py`: parts of the loop.
 - `run.py` and `models.py`: load the models and build the loop from the settings in `settings.py`.
-- `from_config.py`: the only file here that reads the whole configuration.
+- `from_config.py`: makes these settings from the whole configuration. Only it, `__main__.py` and the `from_config.py`
+  of `batch/` and `ranks/` read the whole configuration.
 
 Supporting files:
 

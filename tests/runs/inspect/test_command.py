@@ -132,7 +132,7 @@ def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
         (["show", "t000000077.0.0", "--run", "mine"], "do you mean t0"),
         (["show", "nonsense", "--run", "mine"], "such as t000000012.3.0"),
         (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
-        (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl inspect export` wrote"),
+        (["import", "--from", "runs", "--to", "store"], "not a run that `asyncrl inspect export` wrote"),
         (["requeue", "--all", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
         (["requeue", "mine", "t000000002.0.0"], "no replay serves runs/mine/replay: start the run"),
         (["requeue", "t000000002.0.0", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),

@@ -89,7 +89,7 @@ def at(name: str, index: int, value: Any) -> Spoil:
 ROWS: Mapping[str, tuple[Spoil, str]] = {
     "no id": (given(id=None), "Expected `str`"),
     "an empty id": (given(id=""), "is not an id"),
-    "an id of another member": (given(id="t000000000.7.0"), "no id of member 0"),
+    "an id of another member": (given(id="t000000000.7.0"), "not an id of member 0"),
     "an id with a control character": (
         given(id="t000000000.0.\x1b[31m"),
         r"row 0 of trajectories\.parquet \('t000000000",
@@ -100,7 +100,7 @@ ROWS: Mapping[str, tuple[Spoil, str]] = {
     "a group of an evaluation without a version": (given(group_id="ex-1", id="ex-1.0.0"), "invalid literal"),
     "an id twice": (lambda rows: rows[1].update(id=rows[0]["id"], member=0), "row 1 .* it comes twice"),
     "no group": (given(group_id=None), "row 0"),
-    "a negative member": (given(member=-1), "no id of member -1"),
+    "a negative member": (given(member=-1), "not an id of member -1"),
     "an unknown state": (given(state="stolen"), "'stolen' is not a valid"),
     "no count of tokens": (given(tokens=None), "Expected `int`"),
     "another count of tokens": (given(tokens=99), "tokens, sampled and oldest are"),
@@ -134,7 +134,7 @@ ROWS: Mapping[str, tuple[Spoil, str]] = {
         at("turns_tool_calls", 0, '[{"name": "f", "arguments": {"a": ' + "[" * 150 + "]" * 150 + "}}]"),
         "nested",
     ),
-    "rewards that are a list": (given(rewards="[1]"), "no JSON object"),
+    "rewards that are a list": (given(rewards="[1]"), "not a JSON object"),
     "rewards that are texts": (given(rewards='{"a": "b"}'), "row 0"),
     "rewards that are no number": (given(rewards='{"a": NaN}'), "not finite"),
     "reasons of another form": (given(reasons='{"a": 1}'), "row 0"),
