@@ -54,16 +54,16 @@ def operations(expression: str) -> tuple[list[Operation], str]:
     """The operations of a longer expression in the order in which they must be done, and the result of the last one.
 
     An operation has the results of earlier ones, as `calculate` rounds them. There are none if the expression is only a
-    number. Raises ValueError: it is no expression of numbers, + - * / and parentheses, or `calculate` refuses an
+    number. Raises ValueError: it is not an expression of numbers, + - * / and parentheses, or `calculate` refuses an
     operation.
     """
     text = expression.strip()
     if len(text) > LONGEST or not _ARITHMETIC.fullmatch(text):
-        raise ValueError(f"{text!r:.100} is no expression of numbers, + - * / and parentheses")
+        raise ValueError(f"{text!r:.100} is not an expression of numbers, + - * / and parentheses")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r:.100} is no expression: {error}") from error
+        raise ValueError(f"{text!r:.100} is not an expression: {error}") from error
     found: list[Operation] = []
     return found, _value(tree, text, found)
 

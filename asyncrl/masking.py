@@ -17,7 +17,7 @@ _WORDS = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorizatio
 _NAME = re.compile(
     rf"{_WORDS}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|pass|dsn|cookie|sig|signature|jwt)$", re.I
 )
-# Values with these names are no secrets: tokens of a vocabulary, numbers per token, and keys that name a column or a
+# Values with these names are not secrets: tokens of a vocabulary, numbers per token, and keys that name a column or a
 # field.
 _PLAIN = re.compile(
     r"(?:^|_)(?:(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end|per)_token"

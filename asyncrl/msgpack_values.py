@@ -33,7 +33,7 @@ def _float(value: Any) -> float:
     another type."""
     if isinstance(value, float):
         return float(value)
-    raise TypeError(f"{type(value).__name__} {value!r:.50} is no plain value")
+    raise TypeError(f"{type(value).__name__} {value!r:.50} is not a plain value")
 
 
 def _large_integer(code: int, data: memoryview) -> int:
@@ -116,11 +116,11 @@ def check_plain(value: Any, max_depth: int = MAX_DEPTH, scalars: Collection[type
 def _items(node: Any) -> Any:
     if isinstance(node, dict):
         if not all(type(name) is str for name in node):
-            raise WireError(f"a map has a key that is no text: {list(node)!r:.100}")
+            raise WireError(f"a map has a key that is not a text: {list(node)!r:.100}")
         return node.values()
     if isinstance(node, (list, tuple)):
         return node
-    raise WireError(f"{type(node).__name__} {node!r:.50} is no plain value")
+    raise WireError(f"{type(node).__name__} {node!r:.50} is not a plain value")
 
 
 def to_plain(noun: Any) -> Any:

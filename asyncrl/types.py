@@ -188,8 +188,8 @@ class Sampling:
 class Ticket:
     """Permission to run one episode. The episode starts once the engine serves `min_version` or newer.
 
-    If the engine does not get that version for a long time, `fallback_version` or a newer one will do. It is None if no
-    version before `min_version` will do.
+    If the engine does not get that version for a long time, the episode may start with `fallback_version` or a newer
+    one. `fallback_version` is None if no version before `min_version` is allowed.
 
     If the task has a demonstration, the actor records the demonstration instead of an episode.
     """

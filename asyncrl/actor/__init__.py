@@ -13,5 +13,6 @@ Files in reading order: `worker.py` follows a ticket from arrival to acknowledge
 `delivery.py`. `__main__.py` opens a whole actor, and `from_config.py` the runner of its episodes. `rollout_metrics.py`
 counts and logs.
 
-The order of delivery and acknowledgement is a promise; the metrics and the scheduling of episodes may change.
+The metrics and the scheduling of episodes may change. The order of delivery and acknowledgement may not: promise 1
+depends on it.
 """

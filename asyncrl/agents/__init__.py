@@ -12,9 +12,9 @@ agents play episodes, `chat_api/server.py` answers the agents' requests. Each pr
 `chat_completions.py`, `responses.py`, `anthropic_messages.py`. `chat_api/program.py` runs agents that are programs,
 `chat_api/sessions.py` serves agents on other machines.
 
-`openenv.py` and `nemo_gym.py` are agents for environments on servers, and `policy.py` requests their turns.
-`verl_loops.py` opens the player of verl's agent loops. `programs/` has agents for environments that need
-the Python and the packages of another project.
+`openenv.py` and `nemo_gym.py` are agents for environments on servers. `policy.py` requests the policy's turns for them.
+`verl_loops.py` opens the player of verl's agent loops. `programs/` has agents for environments that need the Python and
+the packages of another project.
 
 The agents for environments, and the fields that a protocol reads, may change. Sampled tokens may be recorded only by
 `episode.recorder`.

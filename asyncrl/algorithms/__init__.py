@@ -7,9 +7,9 @@ sequences have shape [S]. Every rank has all of them, with the same values.
 
 This package keeps promise 6 of docs/concepts.md, the learner's math is exact: packed and unpacked tokens give the same
 result, and so do any split into micro-batches and any number of ranks. policy_tokens.py first selects the M policy
-tokens, and every formula runs on [M], so that all other tokens contribute exactly 0. aggregation.py divides only by
-counts over the global minibatch. `reduce` sums over ranks, and global_threshold.py finds thresholds over all ranks, so
-every rank has the same statistics.
+tokens, and every formula runs on tensors of shape [M], so that all other tokens contribute exactly 0. aggregation.py
+divides only by counts over the global minibatch. The learner's function `reduce` sums over ranks, and
+global_threshold.py finds thresholds over all ranks, so every rank has the same statistics.
 
 In reading order:
 - parts.py: the base of every part of an algorithm. A part is an advantage estimator, a loss, a correction, a KL form,

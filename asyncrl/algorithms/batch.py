@@ -1,7 +1,7 @@
 """The input of the algorithms: the episodes of the global batch, and the packed tokens of some of its sequences.
 
-When these objects are constructed, shapes and dtypes are checked, so that no tensor is broadcast by accident. If one is
-wrong, an InvariantError names the field.
+When these objects are constructed, shapes and dtypes are checked, so that no tensor is broadcast by accident. If a
+shape or dtype is wrong, an InvariantError names the field.
 """
 
 from __future__ import annotations
@@ -190,9 +190,9 @@ class Tokens:
 class Totals:
     """The numbers of policy tokens, sequences and groups in the global minibatch, by which losses are normalised.
 
-    Old tokens (see old_tokens.py) do not count, nor do sequences and groups without another policy token. Counts are
-    taken before any rejection. group_tokens int64[S]: for each sequence of the batch, the number of policy tokens that
-    its group has in the minibatch; None: the groups are not known.
+    Old tokens (see old_tokens.py) do not count. Sequences and groups that have only old policy tokens do not count
+    either. Counts are taken before any rejection. group_tokens int64[S]: for each sequence of the batch, the number of
+    policy tokens that its group has in the minibatch; None: the groups are not known.
     """
 
     tokens: int

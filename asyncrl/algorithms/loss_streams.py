@@ -95,7 +95,7 @@ class Rl(Stream):
         super().__post_init__()
         if self.score is None and self.weight not in (0, 1):
             raise ConfigError(
-                f"{self.setting('weight')}: the stream is divided by the sum of its weights, so the same weight for "
+                f"{self.setting('weight')}: the stream is divided by the mean of its weights, so the same weight for "
                 "all tokens has no effect: set score, or weight=0"
             )
 

@@ -44,7 +44,7 @@ class ByteLevelDecoder:
         self._byte_of = {chr(byte): byte for byte in own} | {chr(256 + at): byte for at, byte in enumerate(others)}
 
     def __call__(self, tokens: Sequence[int]) -> str:
-        """Decode tokens. Bytes that are no UTF-8 become U+FFFD."""
+        """Decode tokens. Bytes that are not UTF-8 become U+FFFD."""
         known = self._bytes
         try:
             found = [known[token] for token in tokens]

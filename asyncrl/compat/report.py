@@ -166,7 +166,7 @@ def experiment_text(translated: Translated, out: Path | None) -> str:
 
 
 def refused(text: str) -> Iterator[str]:
-    """The errors in the text of an experiment file, one per line. Missing data files are no error."""
+    """The errors in the text of an experiment file, one per line. Missing data files are not an error."""
     from asyncrl.algorithms.from_config import composition_of  # Imported late: it loads torch, which takes seconds.
 
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ Supporting files:
 - `locations.py`: the paths of a run's files; `unread.py`: scores that change nothing.
 - `completion.py`, `docs.py`: completion in a shell, and docs/configuration.md; `quiet.py`: silences libraries.
 
-You can freely change the texts of options, the defaults of options that are not `fixed`, and checks with their
-messages. `make docs` writes docs/configuration.md from the schema. `--help` must load only the standard library, to
-stay fast.
+You can freely change the texts of options, and checks with their messages. You can also change the default of an option
+that is not `fixed`: a resumed run must keep the values of `fixed` options. `make docs` writes docs/configuration.md
+from the schema. `--help` must load only the standard library, to stay fast.
 """

@@ -81,7 +81,7 @@ def _origin(module: str) -> str | None:
     package. Nothing is imported."""
     try:
         spec = find_spec(module.partition(".")[0])
-    except ValueError:  # The package is no module of a file, such as the main program.
+    except ValueError:  # The package is not a module of a file, such as the main program.
         return None
     return None if spec is None else spec.origin or ""
 
@@ -96,7 +96,7 @@ def load_file(path: str) -> ModuleType:
         return sys.modules[name]
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = module_from_spec(spec)
     # Classes of the file are pickled by the name of their module.
     sys.modules[name] = module

@@ -1,8 +1,8 @@
 """A page that shows runs while they run and afterwards: figures, health and episodes, served to one browser.
 
 This package keeps promise 8 (closed by default) for the page: `access.py` admits only requests that have the token and
-name this machine. The page only reads, through `asyncrl.runs`. `stores.py` opens the stores of a replay only for a
-moment, so that the replay can reuse their space.
+name this machine. The page only reads, through `asyncrl.runs`. A store that stays open for reading keeps the replay
+from reusing freed space, so `stores.py` opens a store only for a moment.
 
 In reading order:
 

@@ -103,7 +103,7 @@ async def serve(runs: Mapping[str, ShownRun], port: int, listening: Callable[[st
 
 def page_server(app: web.Application) -> HttpServer:
     """The server of the page, which listens nowhere yet."""
-    return HttpServer(app, BOUNDS, log, "the page's port received something that is no request", shutdown_s=0.5)
+    return HttpServer(app, BOUNDS, log, "the page's port received something that is not a request", shutdown_s=0.5)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class EpisodeQuery:
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Self:
         """The query in an address: a range is `3`, `3..9`, `3..` or `..9`. Raises RefusedError: it names an unknown
-        column, or a value is no number."""
+        column, or a value is not a number."""
         known = {*NUMBERS, *TEXTS, *SETS, "text", "sort", "offset", "limit", "rows"}
         if unknown := query.keys() - known:
             raise RefusedError(f"there is no filter {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
@@ -122,7 +122,7 @@ def _range(name: str, text: str) -> tuple[float, float]:
     except ValueError:
         start = end = math.nan
     if math.isnan(start) or math.isnan(end):
-        raise RefusedError(f"{name}={text} is no range: write 3, 3..9, 3.. or ..9")
+        raise RefusedError(f"{name}={text} is not a range: write 3, 3..9, 3.. or ..9")
     return start, end
 
 

@@ -35,7 +35,7 @@ class ShownRun:
 def shown_runs(names: Iterable[str]) -> Mapping[str, ShownRun]:
     """The runs that a command line names, by their keys. Each name is a folder, a name in runs/, or a folder of runs.
 
-    Raises ConfigError: a name is no run, or no run is named.
+    Raises ConfigError: a name is not a run, or no run is named.
     """
     folders = list(dict.fromkeys(folder for name in names for folder in _folders(name)))
     if not folders:

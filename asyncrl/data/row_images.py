@@ -20,7 +20,7 @@ MARK = "<image>"
 def with_images(messages: Sequence[Mapping[str, Any]], images: Any) -> Sequence[Mapping[str, Any]]:
     """The messages with a block for each image. Without images the texts stay as they are.
 
-    Raises ValueError: `images` is no list, or the texts have another number of marks.
+    Raises ValueError: `images` is not a list, or the texts have another number of marks.
     """
     if images is None or (isinstance(images, Sequence) and not images):
         return messages

@@ -95,7 +95,7 @@ class RowReader:
         )
 
     def _others(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The columns that no other field of the task has as they are."""
+        """The columns whose values no other field of the task has unchanged."""
         known = {*_IN_TASK, self.demonstration}
         if values["reward_model"] == {"style": "rule", "ground_truth": values["reward_model"]["ground_truth"]}:
             known.add("reward_model")

@@ -47,7 +47,7 @@ def write_conversations(path: Path, conversations: Sequence[Sequence[Mapping[str
     try:
         column = pa.array(texts, pa.string())
     except UnicodeEncodeError as error:
-        raise DataError(f"{path}: a demonstration has a text that is no Unicode text: {error}") from error
+        raise DataError(f"{path}: a demonstration has a text that is not valid Unicode: {error}") from error
     _write(pa.table({"messages": column}), path)
 
 

@@ -30,7 +30,8 @@ class OwnWeights:
     def __init__(self, model: Any, largest_integer: int | None = None, in_place: bool = False) -> None:
         self._tensors = model_tensors(model)
         self._in_place = in_place
-        # Memory for the replaced tensors. To get it takes longer than to copy them, so the next update has it ready.
+        # Memory for the next update. Allocating it takes longer than copying the tensors, so it is kept from the last
+        # update.
         self._spare: dict[str, torch.Tensor] = {}
         self._device: torch.device = model.device
         self._largest_integer = largest_integer

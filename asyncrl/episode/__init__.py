@@ -14,7 +14,7 @@ episode with the record.
 
 `completions.py` reads sampled tokens, `steps.py` splits turns into steps, and `images.py` places images among tokens.
 `group_demonstrations.py` and `demonstrations.py` make tokens of demonstrations, for groups and for fine-tuning.
-`from_config.py` renders those of a run.
+`from_config.py` renders the demonstrations of a run.
 
 `recorder.py` lists invariants that always hold. `tests/episode/test_recorder.py` tries to break them.
 """

@@ -32,7 +32,7 @@ from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
 
 LONGEST_WAIT_S = 120.0
 """The seconds that an episode may wait for the newest version. Transfers of large models take less, and episodes that
-wait in vain would keep the learner from its next batch."""
+wait for a version that never comes would keep the learner from its next batch."""
 
 
 class Player(Protocol):

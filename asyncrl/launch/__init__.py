@@ -20,6 +20,6 @@ Supporting files:
   `processes.json`.
 - `run_folder.py`, `start_warnings.py`: the folder of an earlier start, and the warnings of this one.
 
-You can freely change a check of `preflight/`, a rule of `autoscale.py`, a diagnosis of `doctor/`. The placement is the
-same for all launchers and after each restart, so a change of its rules moves the processes of runs that resume.
+You can freely change a check of `preflight/`, a rule of `autoscale.py`, or a diagnosis of `doctor/`. The placement is
+the same for all launchers and after each restart, so a change of its rules moves the processes of runs that resume.
 """

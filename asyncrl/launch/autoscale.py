@@ -37,7 +37,7 @@ OLD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The newest metrics of a run, as far as the rule needs them.
+    """The newest metrics of a run that the rule needs.
 
     - `learner_idle`, `actors_idle`, `scorers_idle`: the share of time for which these roles were idle;
     - `loops_busy`: the share of time for which the event loops of actors used their cores;

@@ -36,7 +36,7 @@ class RoleProcess(Protocol):
 
     - `pid`: its process id; 0 while the role waits for free resources;
     - `host`: the name of its host; empty while the role waits;
-    - `identity`: the process whose end is the end of the role; `None`: it is unknown yet;
+    - `identity`: the process whose end is the end of the role; `None`: it is not known yet;
     - `lease_s`: the seconds after which the role has ended by itself if its supervisor is no longer running.
     """
 

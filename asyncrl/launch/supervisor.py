@@ -54,7 +54,8 @@ cannot be reached, may never end."""
 
 
 class RunFailedError(AsyncrlError):
-    """A role ended for good before the run was done. The message has the last lines of the role's log."""
+    """A role ended before the run was done, and is not started again. The message has the last lines of the role's
+    log."""
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class _Child:
     - `log_start`: the bytes that the role's log had when the process started;
     - `failures`: the number of failures since the role last ran for `WELL_S` seconds;
     - `due`: the time of the next start after a failure;
-    - `asked`: the time at which the process was asked to end, so that its end is no failure;
+    - `asked`: the time at which the process was asked to end, so that its end is not a failure;
     - `killed`: the process was killed, but may end much later on a host that cannot be reached;
     - `hung`: the process was killed because it hung.
     """

@@ -6,8 +6,8 @@ This package keeps three of the promises in docs/concepts.md:
   `trainer.py` has the math, `batch/` makes the passes and counts their tokens, and `ranks/ranks.py` sums over ranks.
 - Same batch after a crash: a step depends only on its recorded plan, the weights and the seed (`loop.py`), and
   checkpoints restore the weights (`checkpoint/`).
-- Nothing trained twice: `checkpointing.py` tells the replay which steps a complete checkpoint has, and the replay
-  counts their episodes as trained.
+- Nothing trained twice: `checkpointing.py` tells the replay which steps a complete checkpoint includes. The replay then
+  counts the episodes of these steps as trained.
 
 Files in reading order:
 
@@ -15,7 +15,8 @@ Files in reading order:
 - `trainer.py`: the forward passes, losses and updates of a step, with its result in `step_result.py`.
 - `plans.py`, `publishing.py`, `evaluating.py`, `checkpointing.py`, `reporting.py`, `stopping.py`: parts of the loop.
 - `run.py` and `models.py`: load the models and build the loop from the settings in `settings.py`.
-- `from_config.py`: the only file here that reads the whole configuration.
+- `from_config.py`: makes these settings from the whole configuration. Only it, `__main__.py` and the `from_config.py`
+  of `batch/` and `ranks/` read the whole configuration.
 
 Supporting files:
 

@@ -45,7 +45,7 @@ class SharedGpus:
         self._host = OnHost(ranks.device)
 
     def close(self) -> None:
-        """Release the GPUs for good, as the end of this process does."""
+        """Close the lock, which releases the GPUs. The end of this process does the same."""
         if self._lock is not None:
             self._lock.close()
 

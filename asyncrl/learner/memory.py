@@ -1,7 +1,7 @@
 """Fits models into the memory of a GPU.
 
-With model.activations=null, layers keep as many activations as fit into free memory. As far as the rest of the memory
-allows, weights and gradients stay unsharded, so that ranks exchange them less often (learner.exchange=auto,
+With model.activations=null, layers keep as many activations as fit into free memory. As many weights and gradients as
+fit into the rest of the memory stay unsharded, so that ranks exchange them less often (learner.exchange=auto,
 learner.reshard=null).
 """
 

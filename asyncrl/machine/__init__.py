@@ -10,7 +10,7 @@ In reading order:
 - `child.py` and `guard.py`: children that end with their parent. `identity.py`: the identity of a process, even if its
   pid is used again.
 - `files.py`, `shared_folder.py`, `remote_folder.py`, `temporary_folder.py`, `owner.py`: disks.
-- `ports.py`, `numa.py`, `gpus.py`, `gpu_use.py`, `gpu_lock.py`, `host_memory.py`: the machine's other parts.
+- `ports.py`, `numa.py`, `gpus.py`, `gpu_use.py`, `gpu_lock.py`, `host_memory.py`: the machine's other resources.
 - `blocked_loop.py`, `slow_code.py`, `own_exits.py`: the user's own code that blocks, takes long, or ends the process.
 - `long_work.py`, `process_tree.py`: progress of long work, use of the machine. `program.py`: programs with pipes.
   `finishing.py`: work that a cancellation does not interrupt.

@@ -78,8 +78,8 @@ def long_work(
 ) -> Iterator[Advance]:
     """Show the progress of the block, which calls the yielded function with each finished amount.
 
-    Lines go to `say`, or else to the log. If `console` (None: standard error) is a terminal, it has a bar instead. With
-    the `activity` of a role, views of the run show the work, and there is no bar.
+    Lines go to `say`, or else to the log. If `console` (None: standard error) is a terminal, it shows a bar instead.
+    With the `activity` of a role, views of the run show the work, and there is no bar.
     """
     work = LongWork(what, total, unit, clock)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Reports a call of `os._exit` in the user's own code. Such a call ends the process at once, and without a word."""
+"""Reports a call of `os._exit` in the user's own code. Such a call ends the process at once, and without a message."""
 
 from __future__ import annotations
 

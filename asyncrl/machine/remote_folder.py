@@ -1,8 +1,8 @@
 """Copies folders of remote stores, such as s3://bucket/model, to this host: each folder once, and atomically.
 
 - A process that needs a folder locks the place of the copy on this host. Other processes wait, and then find the copy.
-- Files are copied one by one into a hidden folder, which is renamed after the last file. After a kill the next process
-  keeps the complete files and copies the rest.
+- Files are copied one by one into a hidden folder, which is renamed after the last file. If the process is killed, the
+  next one keeps the complete files and copies the rest.
 - A copy belongs to one listing of the store: names, sizes and tags (ETags, checksums or times of change). Each file
   must have its listed size, and the listing must be the same before and after the copy. If the listing changes later,
   the folder is copied again, and the old copy stays for the processes that read it.

@@ -43,7 +43,7 @@ class SlowCode:
         self._base, self._limit_s, self._clock, self._frames = base, limit_s, clock, frames
         self._running: dict[int, tuple[FrameType, float]] = {}
         """The outermost frame of the user's code in each thread, and the time at which it was seen first. A call that
-        was told has an endless time."""
+        was already logged has an infinite time."""
 
     def look(self) -> None:
         """Log the calls that have run for too long. Called again and again."""

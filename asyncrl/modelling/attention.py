@@ -73,8 +73,8 @@ def inspect_attention(
 
 
 class _Inspection:
-    """The attentions found so far in one forward pass. Each attention gets this object as an argument. The class is no
-    dataclass, because FSDP copies dataclasses, and the copies would get the results."""
+    """The attentions found so far in one forward pass. Each attention gets this object as an argument. The class is not
+    a dataclass, because FSDP copies dataclasses, and the copies would get the results."""
 
     def __init__(self, length: int, allowed: Collection[str]) -> None:
         self.length = length

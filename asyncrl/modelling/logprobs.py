@@ -116,7 +116,7 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
-        # Entropies are differentiable only if they are no metric. That must not make two compiled functions.
+        # Entropies are differentiable only if they are not a metric. That must not make two compiled functions.
         logprobs, entropies = logprobs.detach(), entropies.detach()
         temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled(_gradient) if compiled else _gradient

@@ -104,7 +104,7 @@ class WeightFormat:
     def restore(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert all `published` tensors to the model's. Unchanged tensors share memory with `published`.
 
-        Raises ConfigError: transformers makes other tensors of them than the model's.
+        Raises ConfigError: transformers makes tensors of them that are not the model's.
         """
         restored: dict[str, Tensor] = {}
         for part in self.parts:

@@ -85,7 +85,7 @@ def check_public(address: str) -> None:
     """Check an address. Raises RefusedError: `address` is not an address of the public internet."""
     number = ipaddress.ip_address(address.partition("%")[0])
     if not (_is_public_ipv4(number) if isinstance(number, IPv4Address) else _is_public_ipv6(number)):
-        raise RefusedError(f"nothing is fetched from {address}, which is no public address")
+        raise RefusedError(f"nothing is fetched from {address}, which is not a public address")
 
 
 def _is_public_ipv4(number: IPv4Address) -> bool:
@@ -166,7 +166,7 @@ async def get_public(
             raise RefusedError(f"{shown} cannot be fetched: there is no host {error.host}") from error
         raise UnavailableError(f"{shown} cannot be fetched: {error}") from error
     except aiohttp.InvalidURL as error:
-        raise RefusedError(f"{shown} cannot be fetched: it is no URL: {error!s:.300}") from error
+        raise RefusedError(f"{shown} cannot be fetched: it is not a URL: {error!s:.300}") from error
     except (aiohttp.ClientError, OSError) as error:
         reason = f"it took more than {timeout_s:g} s" if limit_s.expired() else f"{error!r:.300}"
         raise UnavailableError(f"{shown} cannot be fetched: {reason}") from error

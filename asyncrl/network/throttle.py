@@ -23,7 +23,7 @@ class Throttled:
 
     - `what`: the words with which each line begins
     - `burst`: the number of lines that may be written without a pause
-    - `every_s`: the seconds after which one further line may be written. It says how many lines were left out
+    - `every_s`: the seconds after which one further line may be written. This line says how many lines were left out
 
     Only one thread may use it. `clock` gives monotonic seconds.
     """

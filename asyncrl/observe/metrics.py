@@ -111,7 +111,7 @@ class Fanout(Sink):
         plain = _plain(values)
         if refused := values.keys() - plain.keys():
             if not self._refused:
-                logger.warning("metrics are lost: %s are no valid numbers; metrics/lost counts them", sorted(refused))
+                logger.warning("metrics are lost: %s are not valid numbers; metrics/lost counts them", sorted(refused))
             self._refused += len(refused)
         lost = self.lost
         # If `values` has a count from an outer Fanout, that count replaces this one, since it may include more losses.

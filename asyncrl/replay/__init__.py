@@ -8,7 +8,7 @@ This package keeps five of the promises in docs/concepts.md:
   `labels/leases.py` gives work to one worker at a time.
 - 2, bounded age: `starts/admission.py` computes the bound, and `batches/planning.py` evicts groups that are too old.
   `starts/fresh_starts.py` has episodes start with the newest version, `batches/old_groups.py` makes steps wait for
-  groups that would become too old, and `batches/old_tokens.py` masks tokens that are.
+  groups that would become too old, and `batches/old_tokens.py` masks tokens that are too old.
 - 3, same batch after a crash: `batches/planning.py` records each plan before the learner gets the plan.
 - 4, a failure is never a reward of zero: `failures/`.
 - 5, groups are whole: `groups.py`, and `labels/units.py` for groups that are scored as a whole.
@@ -23,6 +23,6 @@ In reading order: `starts/admission.py`, `protocol.py` (the requests), `service.
 `__main__.py` read the configuration.
 
 You can freely change samplers and filters (`batches/sampling.py`), counters (`counters.py`) and time limits. A change
-of tables or records needs a new `FORMAT` in `store/store.py`, except for new last fields with a default, which older
-stores lack. A change of requests needs a new `PROTOCOL` in `wire.py`.
+of tables or records needs a new `FORMAT` in `store/store.py`. A field that is added at the end of a record, with a
+default, needs none: records of older stores get the default. A change of requests needs a new `PROTOCOL` in `wire.py`.
 """

@@ -79,7 +79,8 @@ class Committer:
     """Applies requests with `service`, and commits to `store`. It logs the service's report to `metrics` every
     REPORT_S. Only one thread at a time calls its methods, and no other thread writes the store.
 
-    `next_tick` is the time of the next tick on `clock`, which gives monotonic seconds.
+    `clock` gives monotonic seconds. `next_tick` is the time of the next tick, in which the service does its periodic
+    work.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     - `lost`: the number of trajectories without readable data although their state is not final, plus the number of
       accepted trajectories without a record
     - `trained_twice`: the number of plans that contain a trajectory, minus its allowed `uses`, summed over the
-      trajectories with more plans than that
+      trajectories for which this difference is positive
     - `planned`: the number of trajectories in plans
     - `largest_lag`: the largest lag of a trained token of a planned trajectory
 

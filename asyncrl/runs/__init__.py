@@ -2,14 +2,14 @@
 
 Views read a run's folder through `run.py`, and only this file opens a run's stores. They look for a run through
 `finding.py`. The run may be running or have ended, and its folder may be a copy. No promise of docs/concepts.md depends
-on this package, but its views show if the promises hold.
+on this package, but its views show whether the promises hold.
 
-Only three subcommands of `asyncrl inspect` change a run.
+Only `requeue`, `discard` and `skip-plan` of `asyncrl inspect` change a run.
 
 In reading order:
 
-- `run.py`, `finding.py`, `lines.py`, `kept.py`: the reader of a run, the search for a run, the reader of files that
-  grow, and the reader of kept episodes. `processes.py`: the file `processes.json`.
+- `run.py`: the reader of a run. `finding.py`: the search for a run. `lines.py`: the reader of files that grow.
+  `kept.py`: the reader of kept episodes. `processes.py`: the file `processes.json`.
 - `from_config.py`, `settings.py`: the reader of a run's configuration, and the values that views need from it.
 - `state/`: the state of a run now, its chain of waits (which role waits for which), and what to change.
 - `health/`: rules that judge the health of a run, in sentences that all views show.

@@ -28,7 +28,7 @@ def known_runs(fits: Callable[[Path], bool]) -> str:
 
 def no_run(name: str, fits: Callable[[Path], bool]) -> ConfigError:
     """The error for a `name` that no run has. It names the folders in `runs/` that fit."""
-    return ConfigError(f"{name} is no run: name the folder of a run, which has a {CONFIG_FILE}{known_runs(fits)}")
+    return ConfigError(f"{name} is not a run: name the folder of a run, which has a {CONFIG_FILE}{known_runs(fits)}")
 
 
 def _has_config(folder: Path) -> bool:
@@ -102,7 +102,7 @@ def _why_no_store(run: Run, name: str, store: str | None) -> str:
     if _has_config(run.folder):
         see = f"; see {logs}" if logs.is_dir() else ""
         return f"there is no store {run.store}: it was never made, or has been removed{see}"
-    return f"{name} is no run: name the folder of a run, such as runs/NAME, or its name{known_runs(_has_store)}"
+    return f"{name} is not a run: name the folder of a run, such as runs/NAME, or its name{known_runs(_has_store)}"
 
 
 def run_with_spans(name: str) -> Run:
@@ -111,5 +111,5 @@ def run_with_spans(name: str) -> Run:
     if folder is None:
         for each in (Path(name), RUNS / name):
             refuse_fine_tuning(each)
-        raise ConfigError(f"{name} is no run with spans: name the folder of a run that has a folder {SPANS}")
+        raise ConfigError(f"{name} is not a run with spans: name the folder of a run that has a folder {SPANS}")
     return Run(folder)

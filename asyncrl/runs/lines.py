@@ -1,8 +1,8 @@
 """Reads files of JSON lines, which may be large and may grow while they are read. A row is a line with a JSON object.
 
-A last line that is still being written, and lines that are no rows, are left out. A path that is no regular file, such
-as a pipe, counts as no file. The newest rows, the rows between two times, and samples of a large file are read without
-the rest of the file. Rows are in the order of their `time`, so bisection finds the rows between two times.
+A last line that is still being written, and lines that are not rows, are left out. A path that is not a regular file,
+such as a pipe, counts as no file. The newest rows, the rows between two times, and samples of a large file are read
+without the rest of the file. Rows are in the order of their `time`, so bisection finds the rows between two times.
 """
 
 from __future__ import annotations

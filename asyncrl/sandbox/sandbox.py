@@ -122,9 +122,9 @@ async def run(
 ) -> ProgramResult:
     """Run `program` in an empty folder that is deleted afterwards.
 
-    The program reads `stdin` and has the open files `fds`. With `errors` its standard error is part of the output.
-    It runs in new namespaces if `namespaces` is true, and in none if it is false. None means: if this machine grants
-    them. Raises SandboxError.
+    The program reads `stdin` and has the open files `fds`. With `errors` its standard error is part of the output. It
+    runs in new namespaces if `namespaces` is true, and in none if it is false. With None it runs in new namespaces if
+    this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)

@@ -63,8 +63,8 @@ def _wait(
     """
     until = math.inf
     while True:
-        # Progress is reported even if no worker has any: one that waits for the replay does not hang, and one whose
-        # scoring hangs ends itself (scoring.stall_s).
+        # Reports progress even if no worker makes progress: a worker that waits for the replay does not hang, and a
+        # worker whose scoring hangs ends itself (scoring.stall_s).
         activity.advance()
         when = ALL_COMPLETED if drain.is_set() else FIRST_COMPLETED
         done, rest = wait(running, min(BEAT_S, max(0.0, until - time.monotonic())), when)

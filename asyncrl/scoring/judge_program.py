@@ -107,7 +107,7 @@ def _serve(
 
 def _flush(output: TextIO) -> None:
     """Write the code's output, which Python keeps in a buffer if it goes to a file."""
-    with suppress(ValueError, OSError):  # The code may have closed it. That is no failure of the request.
+    with suppress(ValueError, OSError):  # The code may have closed it. That is not a failure of the request.
         output.flush()
 
 

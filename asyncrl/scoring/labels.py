@@ -75,7 +75,8 @@ class Labeller:
         rewarded: Future[Scores] | ScoringError | None,
         judged: Future[ManagerScore] | ScoringError | None,
     ) -> ScoredEpisode:
-        """Put the scores of one lease together as labels. Raises ScoringError: a kind in `lease.kinds` gave none."""
+        """Put the scores of one lease together as labels. Raises ScoringError: a kind in `lease.kinds` gave no
+        score."""
         before = lease.partial
         numbers, vote = (dict(before.extra), before.vote) if before else ({}, "")
         reasons = [*before.reasons] if before else []

@@ -1,4 +1,4 @@
-"""Lets verl's reward managers judge whole groups in a separate process. This file is the scorer's side.
+"""Lets verl's reward managers judge whole groups in a separate process. This file has the code that runs in the scorer.
 
 The process runs the program that `config/extensions.py` names, and gives the managers batches of
 verl's type.

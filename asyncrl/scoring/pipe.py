@@ -1,7 +1,7 @@
 """The pipe between the scorer and a process that runs users' code.
 
-Users' code may stop its process in the middle of a message, or write into the pipe itself. So the scorer never waits
-longer for a part of a message than for all of it.
+Users' code may stop its process in the middle of a message, or write into the pipe itself. So the scorer's deadline
+holds for the whole message, even if a part of it has arrived.
 """
 
 from __future__ import annotations

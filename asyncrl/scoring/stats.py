@@ -47,8 +47,8 @@ class HackAlarm:
         return self.ringing and not before
 
     def values(self) -> dict[str, float]:
-        """The metrics of the alarm. Empty until it has a report, since an alarm that cannot ring is no sign of health:
-        without a process model or without rules there is no agreement, and so no report."""
+        """The metrics of the alarm. Empty until it has a report, since an alarm that cannot ring is not a sign of
+        health: without a process model or without rules there is no agreement, and so no report."""
         return {"hack_alarm": float(self.ringing), "hack_alarms": float(self.count)} if self._points else {}
 
     def _changes(self) -> tuple[float, float, float]:

@@ -1,7 +1,7 @@
 """Rewards the steps of episodes with the user's function `scoring.steps`, in separate processes.
 
 The function's numbers take the place of the scores of a process reward model. This file has the function's contract,
-the scorer's side and the program of the processes.
+the code that runs in the scorer, and the program of the processes.
 """
 
 from __future__ import annotations

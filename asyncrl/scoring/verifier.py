@@ -1,4 +1,5 @@
-"""Scores episodes with rules, in separate processes. This file has the scorer's side and the processes' program."""
+"""Scores episodes with rules, in separate processes. This file has the code that runs in the scorer, and the program of
+the processes."""
 
 from __future__ import annotations
 

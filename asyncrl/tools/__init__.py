@@ -19,8 +19,8 @@ Supporting files:
 - `call_threads.py`, `contained.py`: users' code that hangs, or that would end the actor.
 - `delayed.py`: slow tools, for measurements.
 
-To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. The
-code of users derives from the classes below, so the signatures of these classes must not change.
+To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. Users'
+classes derive from the classes below, so the signatures of their methods must not change.
 """
 
 from asyncrl.tools.base import StateLostError, Tool, ToolRefusal

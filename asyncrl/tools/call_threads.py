@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_STUCK = 1000
-"""While so many calls were given up and have not returned, further calls are refused."""
+"""While this many calls were given up and have not returned, further calls are refused."""
 END_S = 2.0
 """The seconds that a shutdown waits for running calls that were not given up."""
 

@@ -1,4 +1,5 @@
-"""Keeps users' code from ending the whole actor with an exception that is no Exception, or by cancelling its task."""
+"""Keeps users' code from ending the whole actor. Such code may raise an exception that is not an `Exception`, or cancel
+the task that runs it."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ T = TypeVar("T")
 
 
 class EscapeError(Exception):
-    """A user's code tried to end the program, raised another exception that is no Exception, or cancelled itself."""
+    """A user's code tried to end the program, raised another exception that is not an `Exception`, or cancelled
+    itself."""
 
-    # Without this class, such an exception would end the actor with all its episodes. Libraries raise them, too: the
-    # timeouts of func_timeout and the failures of pytest are no Exceptions.
+    # Without this class, such an exception would end the actor with all its episodes. Libraries raise such exceptions,
+    # too, for example for the timeouts of func_timeout and the failures of pytest.
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
@@ -66,7 +68,7 @@ async def _ending_only_itself(work: Coroutine[Any, Any, T]) -> T:
 
 
 def escape_of(error: BaseException) -> EscapeError:
-    """The error to raise instead of `error`, which is no Exception and came from a user's code.
+    """The error to raise instead of `error`, which came from a user's code and is not an `Exception`.
 
     Passes on a KeyboardInterrupt that Ctrl-C may have raised.
     """
@@ -74,4 +76,4 @@ def escape_of(error: BaseException) -> EscapeError:
         raise error
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return EscapeError(f"it tried to end the program: {message_of(error)}")
-    return EscapeError(f"it raised an exception that is no Exception: {message_of(error)}")
+    return EscapeError(f"it raised an exception that is not an Exception: {message_of(error)}")

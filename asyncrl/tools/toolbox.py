@@ -211,7 +211,7 @@ class OpenTools:
     def turn_reward(self) -> float | None:
         """The sum of the scores of the calls of the last turn. None: no call has a score.
 
-        Raises ToolError: the sum is no finite float32.
+        Raises ToolError: the sum is not a finite float32.
         """
         # The sum must not depend on the order in which the calls ended.
         return _finite(math.fsum(self._scores), "the sum of the scores of calls") if self._scores else None
@@ -283,7 +283,7 @@ class OpenTools:
 def selected(functions: Mapping[str, Mapping[str, Any]], task: Task) -> dict[str, Mapping[str, Any]]:
     """The tools that a task selects by its field SELECTION. Without this field, or if it is empty, all `functions`.
 
-    Raises ToolError: it is no list of names, or names a tool that is not on offer.
+    Raises ToolError: it is not a list of names, or names a tool that is not on offer.
     """
     names = task.extra_info.get(SELECTION)
     if not names:
@@ -322,7 +322,7 @@ def _divided(
 
 
 def _finite(value: Any, what: str) -> float:
-    """Raises ToolError: `value` is no finite float32."""
+    """Raises ToolError: `value` is not a finite float32."""
     number = float(value)
     if not abs(number) <= LARGEST_FLOAT32:
         raise ToolError(f"{what} is {number}")

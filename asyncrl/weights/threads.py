@@ -37,8 +37,8 @@ def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = F
 class OwnThreads:
     """Runs each call in a new thread, for calls that may hang forever.
 
-    A call that hangs blocks neither other calls nor the exit of the process. But if the process exits during a call
-    into torch, it aborts, so wait with `ended` first.
+    A call that hangs blocks neither other calls nor the exit of the process. But a process that exits during a call
+    into torch aborts, so wait with `ended` first.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 A receiver requests `manifest` with the version that it `holds`, and with `base`: the digest of the weights to which it
 can apply deltas (empty if it has none). The answer comes once there is a newer version. If there is none within
-`POLL_S`, it is `nothing`.
+`POLL_S`, the answer is `nothing`.
 
 Then the receiver requests one `chunk` after another: a range of the bytes of the version. The bytes are the
 concatenated payloads of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not

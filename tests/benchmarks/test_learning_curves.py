@@ -86,7 +86,7 @@ def test_the_command_writes_the_result_and_the_picture(tmp_path: Path, capsys: p
 
 
 def test_words_that_name_no_run_and_no_evaluation_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="is no run"):
+    with pytest.raises(SystemExit, match="is not a run"):
         main(["tiny", str(tmp_path), "--out", str(tmp_path)])
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(DataError, match="name its evaluation"):

@@ -145,7 +145,7 @@ def test_a_name_that_leads_to_a_private_address_is_refused_before_anything_is_se
         requests.append(request)
         return await answer(request)
 
-    with pytest.raises(RefusedError, match=r"127\.0\.0\.1, which is no public address"):
+    with pytest.raises(RefusedError, match=r"127\.0\.0\.1, which is not a public address"):
         asyncio.run(served(note, 100, lambda: public_connector(Names())))
     assert not requests
 

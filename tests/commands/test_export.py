@@ -54,7 +54,7 @@ def test_any_checkpoint_becomes_a_folder_and_the_newest_is_what_the_run_wrote(
 
 
 def test_what_cannot_be_exported_is_refused_with_what_there_is(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         export_run(str(tmp_path / "other"))
     with pytest.raises(CheckpointError, match="no checkpoint after 5 steps: use --step with one of 4, 6"):
         export_run(str(run), 5)

@@ -103,8 +103,8 @@ def test_rows_are_sorted_by_any_column_both_ways() -> None:
     [
         ({"colour": "red"}, "no filter colour"),
         ({"sort": "tools"}, "cannot be sorted by tools"),
-        ({"reward": "much"}, "reward=much is no range"),
-        ({"reward": "nan"}, "reward=nan is no range"),
+        ({"reward": "much"}, "reward=much is not a range"),
+        ({"reward": "nan"}, "reward=nan is not a range"),
         ({"rows": "tasks"}, "rows=tasks must be groups or episodes"),
         ({"limit": "-1"}, "limit=-1 must be a number"),
         ({"offset": "\N{SUPERSCRIPT TWO}"}, "must be a number"),

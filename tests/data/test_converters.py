@@ -197,7 +197,7 @@ def test_tool_calls_are_scored_by_the_published_answers(tmp_path: Path) -> None:
         ),
         ("search", {"question": {"text": "?"}, "answer": "a"}, "line 1 has no question, or neither"),
         ("search", {"question": "?", "answer": [["a"], None]}, "line 1 has no question, or neither"),
-        ("code", {"question": None, "input_output": PRINTS}, "the question is no text"),
+        ("code", {"question": None, "input_output": PRINTS}, "the question is not a text"),
         ("code", {"question": "?", "input_output": {"inputs": "12", "outputs": "12"}}, "outputs must be lists"),
         ("code", {"question": "?", "input_output": {**ONE_CALL, "inputs": ["ab"]}}, "must be a list of arguments"),
         ("code", {"question": "?", "input_output": {**ONE_CALL, "fn_name": "f(1);g"}}, "which is not a name"),

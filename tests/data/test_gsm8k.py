@@ -139,5 +139,5 @@ def test_the_policy_does_not_learn_to_write_broken_marks_of_a_calculation(tmp_pa
 
 
 def test_a_demonstration_with_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"shown\.parquet: a demonstration has a text that is no Unicode text"):
+    with pytest.raises(DataError, match=r"shown\.parquet: a demonstration has a text that is not valid Unicode"):
         shown_from(tmp_path, "\ud800 <<2*2=4>>4\n#### 4")

@@ -60,7 +60,7 @@ def test_a_run_from_python_has_its_rows_and_episodes_as_tables(tmp_path: Path) -
 def test_a_wrong_value_is_refused_with_the_message_of_the_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"learner\.lr=0\.0: it must be a number in \(0, inf\)"):
         asyncrl.train({"model.path": "m", "data.train": "t", "learner.lr": 0})
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         asyncrl.Run(tmp_path)
     with pytest.raises(ConfigError, match="n=0: there must be at least one attempt"):
         asyncrl.evaluate("model", data=tmp_path, n=0)

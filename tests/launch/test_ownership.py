@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: py
     # The episodes that the launcher had divided among two actors are one actor's again.
     assert (resumed.cluster.actors, resumed.actor.concurrency) == (1, 4096)
     assert read([*words_of(str(run_dir)), "network.replay_port=6"]).network.replay_port == 6
-    with pytest.raises(ConfigError, match="nothing is no run"):
+    with pytest.raises(ConfigError, match="nothing is not a run"):
         words_of("nothing")
 
 
@@ -188,7 +188,7 @@ def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
     with exclusively(tmp_path), pytest.raises(StoreError, match="is starting: its replay has no store yet"):
         run_with_store(str(tmp_path))
     tmp_path.mkdir(exist_ok=True)
-    with pytest.raises(ConfigError, match="is no run: name the folder of a run"):
+    with pytest.raises(ConfigError, match="is not a run: name the folder of a run"):
         run_with_store(str(tmp_path))
 
 

@@ -31,9 +31,9 @@ def raising(error: BaseException) -> Callable[[], Awaitable[Any]]:
     [
         (SystemExit(3), "it tried to end the program: SystemExit: 3"),
         (KeyboardInterrupt(), "it tried to end the program: KeyboardInterrupt"),
-        (GeneratorExit(), "it raised an exception that is no Exception: GeneratorExit"),
-        (TimedOut("late"), "it raised an exception that is no Exception: TimedOut: late"),
-        (BaseExceptionGroup("all", [TimedOut("late")]), "it raised an exception that is no Exception: BaseException"),
+        (GeneratorExit(), "it raised an exception that is not an Exception: GeneratorExit"),
+        (TimedOut("late"), "it raised an exception that is not an Exception: TimedOut: late"),
+        (BaseExceptionGroup("all", [TimedOut("late")]), "it raised an exception that is not an Exception: BaseExc"),
         (asyncio.CancelledError(), "it raised CancelledError, or cancelled its own task"),
     ],
 )

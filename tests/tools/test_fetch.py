@@ -108,11 +108,11 @@ def test_other_hosts_are_refused_before_a_name_is_resolved():
 def test_an_allowed_name_of_a_private_address_is_refused():
     seen: list[web.Request] = []
     answers, toolbox = fetched(noting(seen), [{"url": URL_OF_PAGE}], lambda: public_connector(Names()))
-    assert "127.0.0.1, which is no public address" in answers[0]
+    assert "127.0.0.1, which is not a public address" in answers[0]
     answers, _ = fetched(
         noting(seen), [{"url": "http://127.0.0.1:{port}/"}], public_connector, hosts=("127.0.0.1:{port}",)
     )
-    assert "127.0.0.1, which is no public address" in answers[0]
+    assert "127.0.0.1, which is not a public address" in answers[0]
     assert not seen
     assert (toolbox.counts.refused, toolbox.counts.failures) == (1, 0)
 

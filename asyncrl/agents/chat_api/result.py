@@ -95,7 +95,7 @@ def read_result(body: object) -> AgentResult:
     """Read a decoded JSON object, which may have `rewards`, `metrics` and `turns`. Raises AgentError: it is
     malformed."""
     if not isinstance(body, dict) or (unknown := sorted(body.keys() - {"rewards", "metrics", "turns"})):
-        what = f"has {', '.join(map(str, unknown))}" if isinstance(body, dict) else "is no object"
+        what = f"has {', '.join(map(str, unknown))}" if isinstance(body, dict) else "is not an object"
         raise AgentError(f"the result {what:.200}; it may have rewards, metrics and turns")
     given = {name: value for name, value in body.items() if value is not None}
     if not all(isinstance(value, (list if name == "turns" else dict)) for name, value in given.items()):

@@ -129,7 +129,7 @@ class EpisodeServer:
         if sessions is not None:
             small = replace(bounds, body_bytes=min(bounds.body_bytes, MAX_BODY_BYTES))
             SessionRoutes(sessions, partial(_json, bounds=small)).add_to(app.router)
-        self._http = HttpServer(app, bounds.connections, log, "the endpoint of agents got data that is no request")
+        self._http = HttpServer(app, bounds.connections, log, "the endpoint of agents got data that is not a request")
 
     async def start(self) -> None:
         """Listen. Raises OSError: the address cannot be used; `start` may be called again."""

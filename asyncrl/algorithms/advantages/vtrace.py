@@ -13,7 +13,7 @@ class Vtrace(TokenAdvantage):
     min(c_bar, w_t)
     Use: with a critic and data of several versions; choose loss gpg and no correction
     Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
-    Caveat: rho_bar decides of which policy the values are learned; c_bar affects only how fast they converge.
+    Caveat: rho_bar decides for which policy the values are learned; c_bar affects only how fast they converge.
     """
 
     name = "vtrace"

@@ -39,7 +39,7 @@ from asyncrl.errors import StoppedError
 log = logging.getLogger("asyncrl.commands.evaluate")
 
 WIDE = 10_000
-"""The width of the tables in characters if the output is no terminal, so that no name is cut."""
+"""The width of the tables in characters if the output is not a terminal, so that no name is cut."""
 
 
 def main(argv: Sequence[str]) -> int:

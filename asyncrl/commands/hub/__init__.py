@@ -1,1 +1,1 @@
-"""`asyncrl push-to-hub`: upload an exported model with its card."""
+"""`asyncrl push-to-hub`: uploads an exported model with its card."""

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
         help="folder of config.json and the tokenizer (huggingface, next to verl's shards); for adapters, the model "
         "that they were trained on",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="dtype of the weights (the checkpoint's)")
+    parser.add_argument("--dtype", choices=_DTYPES, help="dtype of the weights (default: the checkpoint's)")
     parser.add_argument(
         "--tie-word-embedding",
         action="store_true",
@@ -71,8 +71,8 @@ def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None 
         return
     if config or dtype or tied:
         raise ConfigError(
-            "--config, --dtype and --tie-word-embedding are for checkpoints of others; a run of asyncrl has these "
-            "settings in its configuration"
+            "--config, --dtype and --tie-word-embedding are not for runs of asyncrl, whose own configuration has "
+            "these settings"
         )
     run, steps = own
     export_run(str(run), steps, to)
@@ -100,7 +100,9 @@ def _own_run(source: Path) -> tuple[Path, int | None] | None:
 
 def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
     if tied:
-        raise ConfigError("--tie-word-embedding is for checkpoints of verl and Megatron; adapters take it from the model's config")
+        raise ConfigError(
+            "--tie-word-embedding is for checkpoints of verl and Megatron; adapters take it from the model's config"
+        )
     try:
         stored = {} if config else json.loads((source / _ADAPTERS).read_text())
         base, revision = config or stored["base_model_name_or_path"], stored.get("revision")

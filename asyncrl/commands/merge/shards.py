@@ -74,8 +74,8 @@ class FsdpShards:
         """
         tensors = {name: self._merge(name, expected.get(name)) for name in self._states[0]}
         split = [name for name, whole in tensors.items() if _local(self._states[0][name]).shape != whole.shape]
-        # The parts of a single tensor may be equal, as in a bias of zeros. So it is an error only if no sharded tensor
-        # has different parts.
+        # The parts of a single tensor may be equal, as in a bias of zeros. So it is an error only if the parts of every
+        # sharded tensor are equal.
         if split and not any(map(self._has_other_parts, split)):
             raise CheckpointError(
                 "two ranks have the same part of every sharded tensor: the file of one rank was probably copied over "

@@ -1,7 +1,7 @@
 """Reads a configuration of TRL: a Python script, a YAML file of TrlParser or a JSON file.
 
-A script is not run. The arguments of its GRPOConfig, GRPOTrainer and LoraConfig are read, as far as its text tells
-their values.
+A script is not run. The arguments of its GRPOConfig, GRPOTrainer and LoraConfig are read if its text shows their
+values.
 """
 
 from __future__ import annotations

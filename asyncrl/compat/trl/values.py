@@ -77,7 +77,7 @@ class MadeOf:
 class Script:
     """Finds values in `text`, the source of a script. The dotted paths of its functions begin with `module`.
 
-    Raises SyntaxError: the text is no Python.
+    Raises SyntaxError: the text is not Python.
     """
 
     def __init__(self, text: str, module: str) -> None:
@@ -129,7 +129,7 @@ class Script:
     def items(self, node: ast.AST) -> Any:
         """The value of an expression; in a list, an item that only the running script knows is `Unread`.
 
-        Raises UnknownValueError: the expression is no list, and only the running script knows its value.
+        Raises UnknownValueError: the expression is not a list, and only the running script knows its value.
         """
         match node:
             case ast.Name(id=name) if (last := self._last_binding(name, node)) is not None:

@@ -68,7 +68,7 @@ def _confirmed(calculation: Calculation) -> Sequence[Operation] | None:
     try:
         found, value = operations(calculation.expression)
         return found if Fraction(value) == Fraction(calculation.result) else None
-    except ValueError:  # It is no expression of numbers, or its result is no number.
+    except ValueError:  # It is not an expression of numbers, or its result is not a number.
         return None
 
 

@@ -29,7 +29,7 @@ def tasks(source: str, name: str = "apps") -> Iterator[Task | None]:
                 _check_calls(function, pairs)
             question = text_of(row.get("question"))
             if not question:
-                raise ValueError("the question is no text")
+                raise ValueError("the question is not a text")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{place} has no question, or no input_output with inputs and outputs: {error}") from error
         if not pairs:

@@ -90,7 +90,7 @@ def check_held_out(train: Iterable[str], held_out: Iterable[str]) -> None:
 
 
 def _numbers(source: str) -> tuple[str, range]:
-    """The name of a data set, and the numbers from which its tasks are made. Options that are no numbers count as the
+    """The name of a data set, and the numbers from which its tasks are made. Options that are not numbers count as the
     defaults, since reasoning-gym refuses them later."""
     query = SourceQuery.of(source, FORM)
     seed, size = (_value(query.values.get(key, "")) for key in ("seed", "size"))

@@ -8,8 +8,8 @@ Invariants:
 - A server's process is started only in our period (that of the servers). If the learner requests the GPUs meanwhile, it
   waits until the process has started.
 - In `ending`, each endpoint ends its requests, and its server frees weights and cache. Assistant messages whose
-  generation this interrupts are continued when the servers have the GPUs again. A server that fails to do so, or takes
-  longer than `RELEASE_S`, is killed, since it may still have memory.
+  generation this interrupts are continued when the servers have the GPUs again. A server that fails to free its memory,
+  or takes longer than `RELEASE_S`, is killed, since it may still have memory.
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
   is killed, they keep it until they end.
 - After the learner's period, a server's weights are lost. The server allocates memory for them, loads a whole version,

@@ -200,7 +200,7 @@ class _Reader:
         )
 
     def read(self, received: bytearray) -> bytes | None:
-        """Take the body from the start of `received`; None if it is not complete. Raises ValueError: it is no HTTP."""
+        """Take the body from the start of `received`; None if it is not complete. Raises ValueError: it is not HTTP."""
         if self._chunks is not None:
             return self._read_chunks(self._chunks, received)
         if self._length is None or len(received) < self._length:

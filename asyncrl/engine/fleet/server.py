@@ -73,11 +73,11 @@ def as_segment(
     stop: Sequence[int],
     reason: str,
 ) -> Segment:
-    """Make the segment of a request that had `sampling`. The server ended the request for `reason`.
+    """Make the segment of a request with the settings `sampling`. The server ended the request for `reason`.
 
     If the last token is in `stop`, `finish` is stop for any `reason`: the reason may be an abort even if the request
     ended by itself in the same step. Servers also stop at end tokens that the model's files name. If such a token is
-    not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended, since the
+    not in `stop`, `finish` is cut, and the turn continues after the token. Under a grammar it is stop, since the
     grammar allows no further token.
     """
     finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
@@ -172,7 +172,8 @@ class InferenceServer(Protocol):
         """The log-probs float32[T - start] of `tokens` from `start` on; `start` is at least 1.
 
         The log-probs are at temperature 1, without a grammar, and with the weights that were loaded last. `images` are
-        as for `generate`, and before `start`. Raises EngineError also if the server refuses such a request.
+        as for `generate`, and their placeholders come before `start`. Raises EngineError also if the server refuses
+        such a request.
         """
 
     async def abort(self, rid: str | None = None) -> None:

@@ -11,7 +11,7 @@ class FleetSettings:
 
     - A turn fails after `attempts` server faults in a row without a new token, or if no server is ready for `wait_s`.
     - Every `check_s` the fleet looks for servers and checks each of them. It rejoins a lost server after `retry_s`.
-      This pause doubles with every failed update.
+      This pause doubles with every failed update, up to a bound.
     - `mode` is the way in which servers are updated (see `weights.mode`). A drain (the wait for running requests before
       an update) lasts at most `drain_s`.
     - A request samples at most `segment_tokens`; 0: its whole turn.

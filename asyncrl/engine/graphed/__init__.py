@@ -1,8 +1,8 @@
-"""Forward passes of fixed shapes for the embedded engine on a GPU, which replays them as CUDA graphs.
+"""Forward passes of fixed shapes, which the embedded engine replays on a GPU as CUDA graphs.
 
 A pass of the engine's usual kind launches more than a thousand kernels one by one, and then waits for the sampled
-tokens. Here a pass is one launch. It takes its inputs from tensors that never move, samples on the device, and the next
-pass starts before the host has read the tokens of this one.
+tokens. Here a pass is one launch. It takes its inputs from tensors that never move, and samples on the device. The next
+pass starts before the host has read the sampled tokens.
 
 Files in reading order:
 

@@ -54,7 +54,7 @@ class _HostSide:
 
     @classmethod
     def of(cls, tensors: StaticTensors, shapes: Sequence[PassShape]) -> list[_HostSide]:
-        """One for each shape, all in the same memory."""
+        """Make one object for each shape, all in the same memory."""
         inputs, results = (
             torch.zeros_like(each, device="cpu", pin_memory=each.device.type == "cuda")
             for each in (tensors.inputs, tensors.results)
@@ -81,8 +81,8 @@ class _Started:
 class GraphedPasses:
     """Passes of `model` over sequences in `slots` slots of `length` tokens. The model's attention is replaced.
 
-    A pass has at most `prefill_tokens` tokens of prompts, apart from single last tokens. On a GPU, passes of several
-    sizes are recorded as CUDA graphs at the start. So the model's tensors must keep their memory.
+    A pass has at most `prefill_tokens` tokens of prompts, not counting sequences that lack a single token. On a GPU,
+    passes of several sizes are recorded as CUDA graphs at the start. So the model's tensors must keep their memory.
 
     Raises ConfigError: see `Passes`. Raises NoGraphError: the model's passes cannot be recorded.
     """
@@ -183,7 +183,7 @@ class GraphedPasses:
         return _Started(rows, results, alternatives, self._mark())
 
     def _launch(self, tokens: PassTokens, rows: PassRows) -> torch.Tensor:
-        """Start a pass. Returns its results on the host, which are there once the device has come so far."""
+        """Start a pass. Returns its results on the host, which are valid once the device has computed the pass."""
         index = bisect_left(self._sizes, tokens.count)
         self._turn = 1 - self._turn
         self._fill(index, tokens, rows)

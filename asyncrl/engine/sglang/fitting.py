@@ -27,7 +27,7 @@ servers on the GPU are faster for such a model:
 NVIDIA's MPS gave nothing more at 512 requests, and 13% at 1,024, so servers do without it.
 
 SGLang takes its cache from the memory that is free when a server starts, so servers that start at the same time would
-take each other's. Servers on one GPU are therefore told how many tokens their cache has.
+take each other's memory. Servers on one GPU are therefore told how many tokens their cache has.
 """
 
 from __future__ import annotations
@@ -74,18 +74,19 @@ ANY_FRACTION = 0.95
 """The share of the free memory that servers on one GPU may use for weights and cache. The number of tokens limits the
 cache further."""
 SERVER_BYTES = 12 << 30
-"""The memory of a server without its weights and cache. CUDA takes it, and the graphs of prefill and decoding do. Three
-servers with SGLang 0.5.17 on an H200 took 11 GB each."""
+"""The memory of a server without its weights and cache. CUDA takes it, and so do the graphs of prefill and decoding.
+Three servers with SGLang 0.5.17 on an H200 took 11 GB each."""
 SHARE = 0.85
-"""The share of a GPU's memory that is divided among its servers by default. The rest is for weights on their way."""
+"""The share of a GPU's memory that is divided among its servers by default. The rest is for new weights that a server
+is loading."""
 MOST_TOGETHER = 4
 REQUESTS_EACH = 128
-"""Several servers on a GPU have at least so many requests each: 4 servers with 128 requests each were measured."""
+"""Several servers on a GPU have at least this many requests each: 4 servers with 128 requests each were measured."""
 SMALL_BYTES = 1 << 30
-"""The largest weights of a model that gets several servers on a GPU by default. 0.3 GB were measured. The larger the
-model, the more does the GPU limit the speed, and not the scheduler."""
+"""The largest weights of a model that gets several servers on a GPU by default. 0.3 GB were measured. With a larger
+model, the GPU limits the speed, and not the scheduler."""
 CPUS_EACH = 2
-"""The CPUs that must be there for each of several servers on a GPU."""
+"""The number of CPUs that a host must have for each of several servers on a GPU."""
 DIVIDED = {"--config", "--dp", "--dp-size", "--data-parallel-size"}
 """Arguments that change the meaning of the numbers, or set them in a file. With one of them, nothing is fitted."""
 
@@ -169,7 +170,7 @@ def cache_tokens(memory: GpuMemory, share: float, together: int, wanted: int, lo
 
 
 def together_arguments(server: ServerConfig, tokens: int) -> list[str]:
-    """The arguments of a server that shares its GPU with other servers, and has a cache of so many `tokens`. What the
+    """The arguments of a server that shares its GPU with other servers, and has a cache of `tokens` tokens. What the
     user's own arguments decide is left out."""
     names = {word.partition("=")[0] for word in server.arguments}
     given = {FRACTION: str(ANY_FRACTION), TOKENS: str(tokens)}

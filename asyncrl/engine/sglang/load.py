@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 
 NEWEST_BYTES = 1 << 16
-"""The part of a log that is read at most. The rest of a log that grew faster is skipped."""
+"""A look reads at most this many bytes at the end of a log. If the log grew by more since the last look, the rest is
+skipped."""
 DECODE = re.compile(rb"Decode batch.*?cuda graph: (True|False).*?#queue-req: (\d+)")
 SCHEDULER = "sglang::schedul"
 """The beginning of the name of a scheduler's process. Linux cuts names to this length."""

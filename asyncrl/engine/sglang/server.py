@@ -267,7 +267,7 @@ class SglangServer:
         for name in (path, f"get_{path}"):
             with suppress(ServerRefusedError):
                 return await self._http.get(f"/{name}", self._silence_s)
-        raise ServerFaultError(f"{self.url} is no SGLang server of a known kind: it has no /{path}")
+        raise ServerFaultError(f"{self.url} is not an SGLang server of a known kind: it has no /{path}")
 
     async def _post(self, path: str, body: Any = None) -> None:
         await self._http.post(path, body, CONTROL_S)

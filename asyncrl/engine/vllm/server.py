@@ -44,7 +44,8 @@ class VllmServer:
     - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
     - `tied`: true if the policy's output layer is its embedding
     - A check may take `silence_s` seconds, and an update may take `load_s` seconds.
-    - `seeds` has the seeds of the servers of a fleet by their urls. Two equal ones are a warning.
+    - `seeds` has the seeds of the servers of a fleet by their urls. A warning is logged if two servers have the same
+      seed.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class VllmServer:
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
             raise ServerFaultError(
-                f"{self.url} is no vLLM server that was started with VLLM_SERVER_DEV_MODE=1: {error!r}"
+                f"{self.url} is not a vLLM server that was started with VLLM_SERVER_DEV_MODE=1: {error!r}"
             ) from error
         self.spans = self._tried_spans = False
 

@@ -38,7 +38,7 @@ from asyncrl.runs.finding import RUNS, require_run
 from asyncrl.runs.from_config import read_config
 
 WIDE = 1000
-"""The width of the table in characters if the output is no terminal, so that lines are not wrapped."""
+"""The width of the table in characters if the output is not a terminal, so that lines are not wrapped."""
 STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
 
@@ -85,7 +85,7 @@ REACH = "an address that this host must reach; may be given several times"
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"{text} is no HOST:PORT")
+        raise argparse.ArgumentTypeError(f"{text} is not a HOST:PORT")
     return host.strip("[]"), int(port)
 
 

@@ -1,8 +1,8 @@
 """Decides how many actors divide the servers and episodes of a node, if the configuration leaves that open.
 
-An actor is one process, and its event loop has one core. So the turns of its episodes must not take longer than a core
-has time. `benchmarks.turns` measures the processor time of a turn. The number of turns is unknown before a run, so
-`actors_needed` assumes many: short turns, on servers that are fast.
+An actor is one process, and its event loop has one core. So the turns of its episodes must not need more processor time
+than one core has. `benchmarks.turns` measures the processor time of a turn. The number of turns is unknown before a
+run, so `actors_needed` assumes many: short turns, on servers that are fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ REQUEST_TOKENS_S = 51.0
 LOAD = 0.8
 """The share of its core that an actor should use at most."""
 CPUS_EACH = 4
-"""The CPUs that must be there for each actor. The other ones are for servers, which also take one each, and roles."""
+"""The number of CPUs that a node must have for each actor. The actor uses one. The others are for its servers, which
+use one each, and for other roles."""
 
 
 def actors_needed(episodes: int, longest_turn: int, by_agent: bool) -> int:

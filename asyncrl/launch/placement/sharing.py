@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Deal `total` processes to nodes. Each node gets one at first, in the order of falling weights. Each further one
-    goes to the node with the largest weight / (count + 1), which is D'Hondt's method. A larger `total` never takes a
-    process from a node. A node of weight 0 gets a second process only if all weights are 0.
+    """Deal `total` processes to nodes. First each node gets one process, in descending order of the weights. Each
+    further process goes to the node with the largest weight / (count + 1), which is D'Hondt's method. A larger `total`
+    never takes a process from a node. A node of weight 0 gets a second process only if all weights are 0.
 
     If all `weights` are at least 1 and `total` is their sum, each node gets its weight.
     """

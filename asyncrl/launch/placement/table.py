@@ -23,7 +23,8 @@ GAP, INDENT = "  ", "    "
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return the width of the terminal that `stream` writes to. `None`: it is no terminal, or its width is unknown."""
+    """Return the width of the terminal that `stream` writes to. `None`: it is not a terminal, or its width is
+    unknown."""
     return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 

@@ -1,11 +1,11 @@
 """The checks of `asyncrl train`, and the files that it prepares, before it starts any process. A run that is refused
 here has cost little.
 
-`preflight.py` has the list of all checks, and `tasks/row_checks.py` the part of it that reads all rows. The user's
-own code runs in a child process: `trial.py` is the starter's side, and `trying.py` the program. Before that,
-`importing.py` imports the user's modules in a child process. `problems.py` collects the problems that checks find.
+`preflight.py` has the list of all checks, and `tasks/row_checks.py` the part of it that reads all rows. The user's own
+code runs in child processes: first `importing.py` imports the user's modules, then `trial.py` starts the program
+`trying.py`, which calls them. `problems.py` collects the problems that checks find.
 
-Each other file or folder has the checks of one topic, which take sections of the configuration:
+Each other file or folder has the checks of one topic. A check takes sections of the configuration:
 
 - The configuration: `paths.py` (names of files, folders and code), `algorithm.py`, `learning.py`, `epochs.py`, and
   `settled.py` (after the placement).

@@ -61,8 +61,8 @@ def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
     if shaping.prm_aggregation == "per_step":
         yield (
             f"scoring.shaping.prm_aggregation=per_step: algorithm.advantage={parts.advantage.name} does not read the "
-            f"step scores of {scorer}. Choose an algorithm that does, such as algorithm=process_grpo, or set another "
-            "prm_aggregation together with scoring.shaping.process_weight"
+            f"step scores of {scorer}. Choose an algorithm that reads them, such as algorithm=process_grpo, or set "
+            "another prm_aggregation together with scoring.shaping.process_weight"
         )
     elif not shaping.process_weight:
         yield (

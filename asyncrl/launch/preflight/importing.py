@@ -1,5 +1,5 @@
 """Imports the user's own modules in a child process, before this process does: a module may crash, end its process, or
-never end its import. This file has the starter's side and the program of the child."""
+never end its import. This file has the code that starts the child process, and the program of the child."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Warns of servers that the configuration names, and that do not answer when the run starts.
 
-They may start later, so this is no error: an actor waits for its servers. But without them no episode starts.
+They may start later, so this is not an error: an actor waits for its servers. But without them no episode starts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Sends the user's own code to a child process before a run starts, since such code may block or end its process. This
-file is the starter's side."""
+"""Runs the user's own code in a child process before a run starts, since such code may block or end its process. This
+file starts the child process and sends requests to it; `trying.py` is its program."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def open_trial_pool(settings: Mapping[str, Any]) -> Pool:
 
 
 class Note:
-    """A short text in the open file `file`, which the process and its child share. The file has no name, so that no end
-    of these processes leaves it on the disk."""
+    """A short text in the open file `file`, which the process and its child share. The file has no name, so that it
+    does not stay on the disk, however these processes end."""
 
     def __init__(self, file: int) -> None:
         self.file = file

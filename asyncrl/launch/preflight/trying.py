@@ -1,7 +1,7 @@
 """Runs the user's own code once: the program of the process in which a start tries it.
 
 It plays an episode and scores it. No model is loaded, because a script replaces the policy: it calls each tool of the
-user's own once, with made-up arguments, and then answers with the ground truth. `trial.py` is the starter's side.
+user's own once, with made-up arguments, and then answers with the ground truth. `trial.py` starts this process.
 """
 
 from __future__ import annotations

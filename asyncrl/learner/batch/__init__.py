@@ -2,8 +2,8 @@
 
 This package keeps its part of two promises in docs/concepts.md:
 
-- The learner's math is exact: packed sequences compute the same as single ones (`packing.py`, `prefixes.py`), and
-  losses are divided by the counts of all ranks together (`minibatch.py`).
+- The learner's math is exact: packed sequences give the same results as unpacked ones (`packing.py`, `prefixes.py`),
+  and losses are divided by the counts of all ranks together (`minibatch.py`).
 - Same batch after a crash: a batch follows the recorded plan, even if it is fetched ahead (`fetching.py`).
 
 Files in reading order:
@@ -15,5 +15,5 @@ Files in reading order:
 - `entropy_sample.py`: the tokens whose entropy is measured.
 
 You may change the schedule and the choice of kept episodes freely. After a change of `packing.py`, the parity tests in
-tests/learner must still pass: they compare packed sequences with single ones.
+tests/learner must still pass: they compare packed with unpacked sequences.
 """

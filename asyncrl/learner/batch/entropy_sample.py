@@ -12,8 +12,8 @@ from torch import Tensor
 
 LEAST_SHARE = 1 / 16
 FEWEST_TOKENS = 256
-"""A step measures about this many policy tokens or more, or all that it has, so that their mean entropy is not
-noisy."""
+"""A step measures at least about this many policy tokens, so that their mean entropy is not noisy. A step with fewer
+policy tokens measures all of them."""
 STEP, RANGE = 2654435761, 1 << 32
 """Multiples of STEP modulo RANGE are spread evenly, since STEP / RANGE is nearly the golden ratio minus 1."""
 SEQUENCE = 40503

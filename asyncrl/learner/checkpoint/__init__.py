@@ -9,11 +9,12 @@ This package keeps its part of two promises in docs/concepts.md:
 Files in reading order:
 
 - `checkpoint.py`: the checkpoints that are kept, restored and removed.
-- `progress.py`: the counts and states of a checkpoint that are no tensors.
+- `progress.py`: the counts and states of a checkpoint that are not tensors.
 - `files.py`: writes the files of one checkpoint, and finds damaged files.
 - `state.py`: writes and reads tensors, for any number of ranks.
 - `gathering.py`: whole tensors for a publish.
-- `export.py` and `critic_export.py`: Hugging Face folders. `rounded_adapters.py`: the loss by rounding adapters.
+- `export.py` and `critic_export.py`: Hugging Face folders. `rounded_adapters.py`: how much of the adapters' change
+  rounding leaves in published weights.
 
 You may change threads and the choice of kept checkpoints freely. A change of the files' form needs a new `FORMAT`.
 """

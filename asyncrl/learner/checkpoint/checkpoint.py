@@ -4,8 +4,8 @@ A checkpoint holds the weights, the optimisers' state and the progress. Random n
 learner step seeds them. The state is copied to host memory while training continues, and only the next update waits for
 the copy.
 
-Threads write the copy into a hidden folder, rename the folder, and mark it as complete. A folder without the mark is no
-checkpoint. A checkpoint has checksums of all its files, which show damage later.
+Threads write the copy into a hidden folder, rename the folder, and mark it as complete. A folder without the mark is
+not a checkpoint. A checkpoint has checksums of all its files, which show damage later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The progress of a run: the counts and states of a checkpoint that are no tensors."""
+"""The progress of a run: the counts and states of a checkpoint that are not tensors."""
 
 from __future__ import annotations
 

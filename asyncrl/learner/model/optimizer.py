@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 
 NORMS = 64
-"""A gradient is too large if its norm exceeds learner.skip_grad_norm_factor times the median of the latest norms, at
-most this many."""
+"""A gradient is too large if its norm exceeds learner.skip_grad_norm_factor times the median of the latest norms. This
+is the maximum number of norms in the median."""
 FEWEST_NORMS = 8
 
 
@@ -164,7 +164,7 @@ class Trainable(Generic[M]):
 
     @property
     def fits_exchange(self) -> bool:
-        """True if `fitted` decides whether ranks exchange once an update."""
+        """True if `fitted` decides whether ranks exchange once per update."""
         return self._config.exchange == "auto"
 
     @property

@@ -71,7 +71,7 @@ def _check_division(size: int, replicas: int, counts: Mapping[str, int]) -> None
         if size % (replicas * count):
             raise ConfigError(
                 f"learner.{key}={count} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks on each host) "
-                f"are no multiple of {replicas * count}; change one of the three"
+                f"are not a multiple of {replicas * count}; change one of the three"
             )
 
 

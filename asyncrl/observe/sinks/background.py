@@ -81,7 +81,7 @@ class Background(Sink):
         self._thread.join(max(0.0, (self._ends_at or 0.0) - time.monotonic()))
         if self._thread.is_alive():
             # The size is the number of lost calls: the call that hangs has left the queue, but the `None` at the end of
-            # the queue, which is no call, counts for it.
+            # the queue, which is not a call, counts for it.
             left = self._calls.qsize()
             self._dropped += left
             name = type(self._sink).__name__

@@ -33,7 +33,7 @@ NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 class Prometheus(Sink):
     """Serves the numbers, under the names that `series_of` gives. Texts are left out.
 
-    Raises ConfigError: the package is not installed, or `host` is no address of this machine.
+    Raises ConfigError: the package is not installed, or `host` is not an address of this machine.
     """
 
     def __init__(self, source: Source, host: str) -> None:
@@ -84,7 +84,7 @@ class Prometheus(Sink):
             if series.name not in families:
                 made = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
                 families[series.name] = made(series.name, series.help, labels=list(series.labels))
-            # A single name that is no valid Unicode would make every scrape fail.
+            # A single name that is not valid Unicode would make every scrape fail.
             labels = [text.encode(errors="backslashreplace").decode() for text in series.labels.values()]
             families[series.name].add_metric(labels, value)
         yield from families.values()

@@ -78,7 +78,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def serve_metrics(host: str, app: Callable[..., Any]) -> tuple[ScrapedServer, threading.Thread]:
-    """Serve `app` at a free port from now on, in a thread. Raises OSError: `host` is no address of this machine."""
+    """Serve `app` at a free port from now on, in a thread. Raises OSError: `host` is not an address of this machine."""
 
     def contained(environ: Any, start_response: Callable[..., Any]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Counts what becomes of the groups that were begun at one policy version: a cohort.
+"""Counts what becomes of each cohort: the groups that were begun at one policy version.
 
 The counts are a part of the store, and change in the transaction that opens or closes a group. An open cohort takes a
 few hundred bytes. A counted cohort is added to the `Selection` of the run and deleted.
@@ -17,14 +17,15 @@ from asyncrl.replay.store.records import GroupRecord, TrajectoryRecord, Trajecto
 from asyncrl.replay.store.transaction import Transaction
 
 SELECTION = "selection"
-"""The key in the table `meta` of the counted cohorts' Selection."""
+"""The key in the table `meta` under which the `Selection` of all counted cohorts is stored."""
 OLDEST = "oldest_cohort"
-"""The counter of the cohorts that are counted: the version of the first one that is not."""
+"""The name of a counter: it has the version of the oldest cohort that is not counted yet."""
 TRAINED, MASKED = TrajectoryState.TRAINED.value, "masked"
 
 
 class Moments(Struct, array_like=True):
-    """Sums of a quantity over groups: the trained ones, the trained and evicted ones, and the squares of these."""
+    """Sums of a quantity over groups: `of_trained` over the trained groups, `total` over the trained and evicted
+    groups, and `squares` of its squares over the same groups."""
 
     of_trained: float = 0.0
     total: float = 0.0
@@ -32,8 +33,8 @@ class Moments(Struct, array_like=True):
 
 
 class Cohort(Struct, array_like=True):
-    """The groups begun at one version. `undecided` is the number of those that are open, `trained` and `evicted` are
-    numbers of closed groups."""
+    """The groups begun at one version. `undecided` is the number of open groups; `trained` and `evicted` are numbers of
+    closed groups."""
 
     undecided: int = 0
     trained: int = 0
@@ -75,7 +76,7 @@ def begin(tx: Transaction, version: int) -> None:
 
 def decide(tx: Transaction, name: str, group: GroupRecord, end: TrajectoryState) -> None:
     """Count a training group that is about to be closed with the state `end`, and its episodes. Then count the oldest
-    cohorts, as far as each of their groups is decided. Raises StoreError if the group's cohort is missing."""
+    cohorts, up to the first one with an open group. Raises StoreError if the group's cohort is missing."""
     cohort = tx.present(_cohort(tx, group.begun), "meta", _key(group.begun))
     cohort.undecided -= 1
     episodes = []
@@ -100,7 +101,7 @@ def _fate(record: TrajectoryRecord, end: TrajectoryState) -> str:
 
 
 def _played(tx: Transaction, name: str, group: GroupRecord) -> Iterator[TrajectoryRecord]:
-    """The stored episodes that the policy played for a group, those of failed scorings included."""
+    """The stored episodes that the policy played for a group, including episodes whose scoring failed."""
     for member, attempts in enumerate(group.attempts):
         if group.is_demonstration(member):
             continue
@@ -111,7 +112,8 @@ def _played(tx: Transaction, name: str, group: GroupRecord) -> Iterator[Trajecto
 
 
 def _values(episodes: list[TrajectoryRecord]) -> dict[str, float]:
-    """The quantities of a group. Lengths and turns have long tails, so the test compares their logarithms."""
+    """The quantities of a group. Lengths and turns have long tails, so trained and evicted groups are compared by their
+    logarithms."""
     count = len(episodes)
     length, turns = sum(each.sampled for each in episodes), sum(each.turns for each in episodes)
     values = (math.log1p(length / count), math.log1p(turns / count), sum(each.reward for each in episodes) / count)

@@ -14,7 +14,7 @@ version u or older. Let r(u) be the number of groups that the batches from the n
 max_lag.
 
 The claim is n(u) <= r(u). At the last step of version u + max_lag, r(u) is one batch. That batch takes the oldest
-groups first, and so all that are left. The claim holds from the begin of version u on:
+groups first, and so all that are left. The claim holds from the beginning of version u on:
 
 - Begin: while u is the newest version, n(u) counts at most all groups in no plan. Admission let in at most
   (max_lag + u + 1) * B trajectories by then, just as many as all batches until version u + max_lag train. So the claim
@@ -28,7 +28,7 @@ newest when its ticket was given out. With the limit of a step's training time, 
 unfinished then. Groups that filters refuse make the numbers smaller.
 
 A step trains groups for which it has waited: by the claim they fit into its batch, which takes the oldest groups first.
-So the wait is of use at the last step of a run, too, although later(u) then counts batches that never come.
+So the wait is useful at the last step of a run, too, although later(u) then counts batches that never come.
 
 Some groups still become too old:
 

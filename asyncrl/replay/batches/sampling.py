@@ -40,7 +40,8 @@ class Filters:
 
     @property
     def named(self) -> str | None:
-        """The score in the labels that is compared. None: the records have the compared score, or none is."""
+        """The score in the labels that is compared. None: no score is compared, or the compared score is in the
+        records."""
         return None if not self.zero_variance or self.score in ("reward", "outcome") else self.score
 
     def unmet(self, labels: Labels) -> str:
@@ -52,8 +53,8 @@ class Filters:
     def reason(self, members: Sequence[TrajectoryRecord], named: Sequence[float] = ()) -> str | None:
         """The reason why the group is refused. `None` if it is accepted.
 
-        `named` has the members' scores `named`. It is empty if a label lacks that score, since the label is older than
-        this filter: then the scores are not compared.
+        The argument `named` has the members' scores that the property `named` names. It is empty, and no scores are
+        compared, if a label lacks that score because it is older than this filter.
         """
         scores = [getattr(member, self.score) for member in members] if self.named is None else named
         mean = fmean(member.reward for member in members if not member.is_demonstration)

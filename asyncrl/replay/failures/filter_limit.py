@@ -7,11 +7,11 @@ a run may resume after its filters were changed.
 A mean outcome of 1 counts as right. If an outcome of the run was above 1, then 1 is not the best, and the best one is
 unknown. Such a run never ends as solved.
 
-A group whose members all failed alike may be the rule of a task that is seldom solved: with one success in a thousand
+Groups whose members all failed alike may be normal for a task that is seldom solved: with one success in a thousand
 episodes, 125 groups of eight pass between two groups with different rewards. Such a group therefore counts by its
-members: EPISODES of them count as one group. The default limit of 256 groups then allows 10,240 episodes, in which
-such a success fails to come with a probability of 0.004%. Groups that are right, or refused although their members did
-not fail alike, count whole.
+members: EPISODES of them count as one group. The default limit of 256 groups then allows 10,240 episodes, in which such
+a success fails to come with a probability of 0.004%. Groups that are right, or refused although their members did not
+fail alike, count whole.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def start(
 ) -> None:
     """Open a group of one member for each attempt at each held-out task of this shard. A second call has no effect.
 
-    Every attempt has its own group, so that the other attempts go on if one fails for good."""
+    Every attempt has its own group, so that the other attempts go on if one finally fails."""
     if EvaluationRecord.load(tx, version) is not None:
         return
     if not settings.keeps_all:

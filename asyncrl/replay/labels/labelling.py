@@ -1,8 +1,8 @@
 """Gives unlabelled trajectories to scorers, and takes their labels.
 
-A trajectory needs one or more kinds of scores, and gets them in a fixed order. One lease covers the kinds that come
-next, as far as the scorer serves them. Only the holder of the lease can deliver labels, so labels are taken exactly
-once. Labels from any other scorer, or from an earlier process of the same scorer, count as late.
+A trajectory needs one or more kinds of scores, and gets them in a fixed order. One lease covers the next kinds, up to
+the first kind that the scorer does not serve. Only the holder of the lease can deliver labels, so labels are taken
+exactly once. Labels from any other scorer, or from an earlier process of the same scorer, count as late.
 
 `units.py` defines which trajectories are scored together, as one unit.
 """

@@ -76,8 +76,8 @@ def attempts(unit: Unit) -> int:
 
 
 def kinds_together(needed: Sequence[str], serves: Sequence[str]) -> tuple[str, ...]:
-    """The kinds of scores of one lease: the next kinds, as far as the scorer serves them. GROUP_KIND is always leased
-    separately."""
+    """The kinds of scores of one lease: the next kinds, up to the first kind that the scorer does not serve. GROUP_KIND
+    is always leased separately."""
     if needed[0] == GROUP_KIND:
         return (GROUP_KIND,)
     return tuple(takewhile(lambda kind: kind in serves and kind != GROUP_KIND, needed))

@@ -8,8 +8,9 @@ So a ticket asks for the version that was the newest when an actor got it, and t
 asks for an older version if that is still young enough when its group is trained: an actor with few slots fills the
 next batch during a whole version, and waits would only make this take longer.
 
-With the version before, an episode would have max_lag versions of time, and now it has one more. So episodes wait as
-long as they spend less than 1 / max_lag of their time waiting. With max_lag = 1 this does not limit waits.
+With the version before, an episode would have max_lag versions of time. With the newest version it has one version
+more. So waiting gains time, and episodes wait, as long as they spend less than 1 / max_lag of their time waiting. With
+max_lag = 1 this does not limit waits.
 
 A link may be so slow that engines never serve the newest version. Waits then exceed the limit, and the episodes of this
 actor start with any version that is young enough. They wait again, as a trial, once old waits are nearly forgotten.
@@ -78,7 +79,7 @@ class FreshStarts:
         return max(0, min(newest, settings.oldest_allowed(trained_by)))
 
     def delivered(self, actor: str, asked: int, newest: int, waited_s: float, seconds: float) -> None:
-        """Note that an episode of an actor took so many seconds, of which it first waited `waited_s` for a version. Its
+        """Note that an episode of an actor took `seconds`, of which it first waited `waited_s` for a version. Its
         ticket asked for version `asked`. The newest version is `newest` now."""
         times = self._times.setdefault(actor, _Times(newest))
         if asked <= times.since:

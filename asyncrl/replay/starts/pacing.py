@@ -1,8 +1,8 @@
 """Pacing: limits how far actors run ahead of the learner, within the age bound.
 
-If the learner is slower than generation, actors start everything that the age bound admits, and complete groups wait
-until they are nearly too old. Pacing then starts fewer episodes. `ahead` limits the number of trajectories that are
-admitted and not planned yet. With B trajectories per step:
+Without pacing, if the learner is slower than generation, actors would start everything that the age bound admits, and
+complete groups would wait until they are nearly too old. Pacing starts fewer episodes then. `ahead` limits the number
+of trajectories that are admitted and not planned yet. With B trajectories per step:
 
 - if the learner waits for a batch: `ahead` grows by B / 2 immediately, and again after every AGAIN_S seconds of the
   same wait, up to the age bound;

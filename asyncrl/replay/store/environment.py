@@ -55,7 +55,7 @@ def lacks_room(error: lmdb.Error, path: Path) -> bool:
 
 @contextlib.contextmanager
 def no_room_as_os_error(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors about a full disk into an OSError with ENOSPC, as other writes to it raise."""
+    """Turn LMDB's errors about a full disk into an OSError with ENOSPC, which other writes to a full disk raise."""
     try:
         yield
     except lmdb.Error as error:
@@ -100,7 +100,8 @@ def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
 def _take_room_for_readers(file: Path) -> None:
     """Take room on the disk for LMDB's table of readers. LMDB maps it into memory: on a full disk, the first write to a
     part without room would kill the process with a signal. Raises OSError: there is no room."""
-    # Does not open a file that has its room: to close it would end the locks of other users in this process.
+    # Does not open a file that already has room for the table: closing the file would end the locks that other code in
+    # this process holds.
     with contextlib.suppress(FileNotFoundError):
         if (found := file.stat()).st_size >= READERS_BYTES and found.st_blocks * BLOCK_BYTES >= found.st_size:
             return
@@ -115,7 +116,7 @@ def _take_room_for_readers(file: Path) -> None:
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:
     """Refuse a truncated file: a read beyond its end would kill the process with a signal.
 
-    A few missing pages at the end are no damage: LMDB does not write pages that one transaction both took and freed.
+    A few missing pages at the end are not damage: LMDB does not write pages that one transaction both took and freed.
     This function adds the missing pages, which does not disturb another process that writes.
     """
     whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]

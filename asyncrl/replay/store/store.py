@@ -37,7 +37,7 @@ TABLES = (
     "tickets",  # ticket -> TicketRecord
     "held",  # worker -> tickets that it holds (many)
     "groups",  # group -> GroupRecord
-    "trajectories",  # trajectory -> TrajectoryRecord; kept for good, so that an id is never taken twice
+    "trajectories",  # trajectory -> TrajectoryRecord; never deleted, so that an id is never taken twice
     "data",  # trajectory -> frames
     "labels",  # trajectory -> frames
     "waiting",  # kind of scores, order -> trajectory or group that needs them next
@@ -99,7 +99,7 @@ class Store:
             # Without this check, LMDB would create an empty store, and the run would start from the beginning.
             raise StoreError(f"{file} is missing or empty, but there was a store; {ADVICE}")
         if not self._was_made() and size < FIRST_BYTES:
-            # The disk was full before LMDB had written its first two pages. LMDB would refuse this file for good.
+            # The disk was full before LMDB had written its first two pages. LMDB would always refuse this file.
             file.unlink(missing_ok=True)
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable

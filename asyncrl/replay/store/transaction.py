@@ -91,7 +91,7 @@ class Transaction:
             found: T = _decoder(kind).decode(value)
             return found
         except DecodeError as error:
-            raise self._damaged(f"{table} of {key!r} is no {kind.__name__}: {error}") from error
+            raise self._damaged(f"{table} of {key!r} is not of the type {kind.__name__}: {error}") from error
 
     def get_bytes(self, table: str, key: Key) -> memoryview | None:
         raw = _key(key)

@@ -23,7 +23,7 @@ ACTOR_ROWS = 60
 SCORER_ROWS = 12
 STALE_S, STALE_VERSIONS = 60.0, 3
 """An actor counts as ended, and is left out, if its newest row is too old in two ways, compared with the newest row of
-all actors: by STALE_S, and by STALE_VERSIONS of the policy that it served. The time alone is no evidence, since a
+all actors: by STALE_S, and by STALE_VERSIONS of the policy that it served. The time alone is not evidence, since a
 host's clock may be ahead. The version alone is none either: small runs train many steps between two rows."""
 TRUNCATED = (("truncated",), ("episodes",))
 MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
@@ -49,7 +49,7 @@ class Evidence:
     - `scores`: the newest mean of each score that is not always 0. `unread`: maps the name of each score that
       changes nothing to advice.
     - `group_size`: `None` if it is unknown.
-    - `is_running`: true if the run may still change. Then a few rows are no evidence.
+    - `is_running`: true if the run may still change. Then a few rows are not evidence.
     """
 
     folder: str

@@ -67,7 +67,7 @@ def of_evaluations(rows: Sequence[Row], name: str) -> Trend | None:
 
 def _variance(row: Row, name: str) -> float:
     share = row[name]
-    # A mean outside of [0, 1] is no share, and its variance is unknown.
+    # A mean outside of [0, 1] is not a share, and its variance is unknown.
     return share * (1 - share) / count if 0 <= share <= 1 and (count := row.get("eval/count", 0)) > 0 else inf
 
 

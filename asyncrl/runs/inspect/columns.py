@@ -73,7 +73,7 @@ def _object(text: str) -> dict[str, Any]:
     """Parse a JSON object. Raises ValueError: the text is none."""
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise ValueError(f"{text!r:.100} is no JSON object")
+        raise ValueError(f"{text!r:.100} is not a JSON object")
     return found
 
 

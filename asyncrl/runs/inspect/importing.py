@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 def count_rows(source: Path) -> int:
-    """Count the trajectories of an exported run. Raises DataError: `source` is no exported run."""
+    """Count the trajectories of an exported run. Raises DataError: `source` is not an exported run."""
     with _refused(source), _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
         return int(file.metadata.num_rows)
 
@@ -78,7 +78,7 @@ def import_run(source: Path, folder: Path, progress: Progress = lambda _: None) 
     """Make a store in `folder`, which must be new or empty, from a run that was exported to `source`. Return the
     number of trajectories.
 
-    Raises DataError: `source` is no exported run; StoreError: `folder` exists and is no empty folder.
+    Raises DataError: `source` is not an exported run; StoreError: `folder` exists and is not an empty folder.
     """
     with (
         new_folder(folder) as partial,
@@ -96,7 +96,7 @@ def _refused(source: Path) -> Iterator[None]:
     try:
         yield
     except _WRONG as error:
-        raise DataError(f"{source} is no run that `asyncrl inspect export` wrote: {_in_short(error)}") from error
+        raise DataError(f"{source} is not a run that `asyncrl inspect export` wrote: {_in_short(error)}") from error
 
 
 @contextmanager
@@ -134,9 +134,9 @@ def _take_trajectories(store: Store, path: Path, progress: Progress) -> int:
 def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
     about = _about(metadata)
     for name, value in msgspec.convert(about["counters"], dict[str, int]).items():
-        # Other names of the same table are no counters.
+        # Other names of the same table are not counters.
         if name not in (*COUNTERS, "released_steps") and not name.startswith("filtered/"):
-            raise ValueError(f"{name!r:.50} is no counter")
+            raise ValueError(f"{name!r:.50} is not a counter")
         if not 0 <= value < 1 << 62:
             raise ValueError(f"the counter {name} is {value}")
         tx.set(name, value)
@@ -180,7 +180,7 @@ def _check_id(name: str, group: str, member: int) -> None:
     if is_evaluation(group):
         evaluated_version(group), held_out_row(group)
     attempt = name.removeprefix(attempts_of(group, member))
-    _require(attempt.isdecimal() and name != attempt, f"it is no id of member {member} of {group!r:.100}")
+    _require(attempt.isdecimal() and name != attempt, f"it is not an id of member {member} of {group!r:.100}")
 
 
 def _check_record(facts: TrajectoryRecord) -> None:
@@ -254,7 +254,8 @@ def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     file = pq.ParquetFile(path)
     metadata = file.schema_arrow.metadata or {}
     if METADATA in metadata:
-        _about(metadata)  # Another format has other columns, so its number says more than they do.
+        # Another format has other columns, so the number of the format is checked before the columns.
+        _about(metadata)
     theirs = {field.name: field.type for field in file.schema_arrow}
     if theirs != {field.name: field.type for field in schema} or len(file.schema_arrow) != len(schema):
         raise ValueError(f"the columns of {path.name} are {file.schema_arrow.names}, not {schema.names}")

@@ -122,7 +122,7 @@ def _counters(stored: StoredRun) -> dict[str, int]:
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `folder` when the `with` block ends. If the block raises, the folder is removed.
 
-    Raises StoreError: `folder` exists and is no empty folder.
+    Raises StoreError: `folder` exists and is not an empty folder.
     """
     folder = folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

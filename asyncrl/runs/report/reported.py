@@ -35,7 +35,7 @@ class ReportedRun:
     - `written`: the text of the configuration, with masked secrets;
     - `steps`, `evaluations`: sampled rows of the learner;
     - `roles`: sampled rows of all other processes, by name;
-    - `changes`: the changes of the configuration in mid-run, in order;
+    - `changes`: the changes of the configuration during the run, in order;
     - `state`: the result in the summary, "running", or "unfinished" for a run that ended without a summary.
     """
 

@@ -22,7 +22,7 @@ wait."""
 SCHEDULER_BUSY = 0.9
 """A scheduler limits its server if it takes more than this share of a core. It is one thread of Python."""
 QUEUED = 8
-"""Fewer waiting requests are no sign of a server that is too small: new requests wait for the next step anyway."""
+"""Fewer waiting requests are not a sign of a server that is too small: new requests wait for the next step anyway."""
 SATURATED = 0.9
 """Actors limit their servers if their event loops use more than this share of a core each."""
 EVICTED = 0.05

@@ -71,7 +71,7 @@ def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> 
         )
     users = imported(config.family, setting, "module.Class")
     if not callable(getattr(users, "score", None)):
-        raise ConfigError(f"{setting} is no reward model: it needs a `name` and a method `score(transcripts)`")
+        raise ConfigError(f"{setting} is not a reward model: it needs a `name` and a method `score(transcripts)`")
     return users, None
 
 

@@ -56,14 +56,14 @@ def code(
     tests pass, else 0.
 
     The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that are
-    not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the asserts failed because they
-    gave an object of the program something other than data, such as a function (`result.sort(key=len)`). Either they
-    would do so with every program, or they did so only because this program returned an object of its own where they
-    expect data.
+    not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the asserts failed because they gave
+    an object of the program something other than data, such as a function (`result.sort(key=len)`). Such asserts may be
+    unable to judge any program. Or only this program is at fault, because it returned an object of its own where the
+    asserts expect data.
 
-    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So
-    only the time during which programs ran counts towards these three quarters. If these three quarters
-    pass while programs wait, the sandbox has failed.
+    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So only the
+    time during which programs ran counts towards these three quarters. If the three quarters pass on the clock before
+    the programs have run for that long, the sandbox was too slow, and ScoringError is raised.
 
     Raises ScoringError: `memory_mb` is too small for any program; the ground truth has no tests, or too many to start
     in the available time; its asserts cannot judge any program, for example because they pass it a function, or cannot
@@ -173,7 +173,7 @@ def _tests(task: Task, program: str, sandbox: Sandbox) -> Sequence[Test]:
             compile(task.truth_text, "tests.py", "exec")
             found = [bind(_holds, task, program)] if truth else []
     except (SyntaxError, ValueError, TypeError, KeyError) as error:
-        raise ScoringError(f"the ground truth of task {task.id} is no set of tests: {error!r}") from error
+        raise ScoringError(f"the ground truth of task {task.id} is not a set of tests: {error!r}") from error
     if not found:
         raise ScoringError(f"the ground truth of task {task.id} holds no tests")
     return found

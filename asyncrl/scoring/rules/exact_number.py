@@ -3,7 +3,7 @@ r"""The answer's number equals the ground truth's number exactly.
 The number is read from the first of these places that the answer has. If that place gives no number, the answer has
 none:
 
-- after the mark `####`: the first number after the last mark. A `####` that begins the heading of a step is no mark.
+- after the mark `####`: the first number after the last mark. A `####` that begins the heading of a step is not a mark.
 - the last `\boxed{}`: its first number
 - the last sentence such as "the answer is 5", if it has exactly one number
 - the whole text: its last number

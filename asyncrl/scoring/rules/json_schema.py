@@ -40,7 +40,7 @@ def _validator(truth: str) -> Any:
         family = validator_for(schema)
         family.check_schema(schema)
     except (ValueError, TypeError, SchemaError) as error:
-        raise ScoringError(f"the ground truth is no JSON schema: {error}") from error
+        raise ScoringError(f"the ground truth is not a JSON schema: {error}") from error
     return family(schema, registry=Registry())
 
 
@@ -73,7 +73,7 @@ def _texts(answer: str) -> list[str]:
 
 def _read(text: str) -> tuple[Any] | None:
     def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON")
+        raise ValueError(f"{constant} is not JSON")
 
     def finite(number: str) -> float:
         return value if math.isfinite(value := float(number)) else refuse(number)

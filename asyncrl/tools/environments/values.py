@@ -62,8 +62,8 @@ def shown(result: Any) -> Content:
 
 
 def observation(result: Any) -> Content | None:
-    """Read the result of `reset`. Raises TypeError: it is no text, no list of texts and images, and not None. Raises
-    also the errors of `read_content`."""
+    """Read the result of `reset`. Raises TypeError: it is neither a text, nor a list of texts and images, nor None.
+    Raises also the errors of `read_content`."""
     if isinstance(result, str):
         return shown(result)
     content = read_content(result)

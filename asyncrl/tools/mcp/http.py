@@ -52,7 +52,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
     messages that answer no request."""
 
     # A compressed response could unpack to any size. A server could make the client reopen the stream for other
-    # messages again and again without end.
+    # messages without end.
 
     def __init__(self, forgotten: Callable[[], None]) -> None:
         """`forgotten` is called when the server reports that it does not know the session."""

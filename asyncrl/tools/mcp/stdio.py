@@ -44,7 +44,7 @@ UNREADABLE = "the result is not a message of MCP"
 """A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
-"""The maximum number of lines, counted from the last request, that do not answer a request. Lines that are no messages
+"""The maximum number of lines, counted from the last request, that do not answer a request. Lines that are not messages
 count, too."""
 
 MAX_LINE_BYTES = 1 << 30

@@ -43,7 +43,7 @@ def test_a_run_of_ours_or_one_of_its_checkpoints_becomes_the_model_that_it_wrote
     assert torch.equal(logits(load(tmp_path / "newest")), expected)
     assert torch.equal(logits(load(tmp_path / "sixth")), expected)
     assert not torch.equal(logits(load(tmp_path / "fourth")), expected)
-    with pytest.raises(ConfigError, match="are for checkpoints of others"):
+    with pytest.raises(ConfigError, match="are not for runs of asyncrl"):
         merge(run, tmp_path / "rounded", dtype="bfloat16")
     (run / "checkpoints" / "step-000006").rename(tmp_path / "alone")
     with pytest.raises(CheckpointError, match="outside of its run"):

@@ -174,7 +174,7 @@ def test_commands_about_episodes_say_what_to_do_with_a_fine_tuning(look: Callabl
 @pytest.mark.parametrize("key", ["replicas", "context_ranks", "expert_ranks"])
 def test_ranks_are_grouped_as_in_training(key: str, model: Path, tmp_path: Path) -> None:
     config = make_config(model, tmp_path, **{key: 2})
-    with pytest.raises(ConfigError, match=rf"learner\.{key}=2.*1 ranks .* are no multiple of 2"):
+    with pytest.raises(ConfigError, match=rf"learner\.{key}=2.*1 ranks .* are not a multiple of 2"):
         run_rank(config, threading.Event(), Activity())
 
 

@@ -52,7 +52,7 @@ def keys_of(layout: PackedLayout) -> dict[int, list[int]]:
 
 def test_groups_that_the_ranks_of_a_copy_cannot_be_dealt_out_to_are_refused():
     with (
-        pytest.raises(ConfigError, match=r"learner\.context_ranks=2 learner\.replicas=2: 6 ranks .* no multiple of 4"),
+        pytest.raises(ConfigError, match=r"learner\.context_ranks=2 learner\.replicas=2: 6 ranks .* a multiple of 4"),
         joined(2, member=Membership(0, 0, Meeting(0, 6, "nowhere")), context_ranks=2),
     ):
         pass

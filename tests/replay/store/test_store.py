@@ -84,7 +84,7 @@ def test_a_value_under_anothers_key_is_damage(store: Store, tmp_path: Path) -> N
 def test_a_value_of_another_type_and_one_that_is_gone_are_damage(store: Store) -> None:
     with store.transaction() as tx:
         tx.put("trajectories", "a", [1, 2, 3])
-        with pytest.raises(StoreError, match="trajectories of b'a' is no int"):
+        with pytest.raises(StoreError, match="trajectories of b'a' is not of the type int"):
             tx.get("trajectories", "a", int)
         with pytest.raises(StoreError, match="trajectories of 'b' is missing"):
             tx.present(tx.get("trajectories", "b", int), "trajectories", "b")

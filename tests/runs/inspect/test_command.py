@@ -119,20 +119,20 @@ def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
         (["status", "--run", "old"], "another version of asyncrl"),
         (
             ["status", "runs/yours"],
-            "runs/yours is no run: name the folder of a run, such as runs/NAME, or its name; there",
+            "runs/yours is not a run: name the folder of a run, such as runs/NAME, or its name; there",
         ),
-        (["status", "--run", "yours"], "yours is no run: name the folder of a run"),
+        (["status", "--run", "yours"], "yours is not a run: name the folder of a run"),
         (["status", "begun"], "there is no store runs/begun/replay: it was never made, or has been removed\n"),
         (["list", "logged"], "runs/logged/replay: it was never made, or has been removed; see runs/logged/logs\n"),
-        (["status", "runs/file"], "runs/file is no run: name the folder of a run"),
-        (["status", "file"], "file is no run: name the folder of a run"),
+        (["status", "runs/file"], "runs/file is not a run: name the folder of a run"),
+        (["status", "file"], "file is not a run: name the folder of a run"),
         (["status", "--store", "yours"], "there is no store yours: name one, such as runs/NAME/replay; there are"),
         (["show", "t000000000.9.0", "--run", "mine"], "do you mean t000000000.0.0"),
         (["show", "t000000001", "--run", "mine"], "do you mean t000000001.0.0, t000000001.1.0?"),
         (["show", "t000000077.0.0", "--run", "mine"], "do you mean t0"),
         (["show", "nonsense", "--run", "mine"], "such as t000000012.3.0"),
         (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
-        (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl inspect export` wrote"),
+        (["import", "--from", "runs", "--to", "store"], "not a run that `asyncrl inspect export` wrote"),
         (["requeue", "--all", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
         (["requeue", "mine", "t000000002.0.0"], "no replay serves runs/mine/replay: start the run"),
         (["requeue", "t000000002.0.0", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
@@ -158,7 +158,7 @@ def test_an_error_names_its_fix_and_ends_with_status_1_or_2(call: Call, argument
 def test_a_run_that_is_not_there_is_a_wrong_usage_as_for_every_command(call: Call, command: str) -> None:
     words = ["list", "yours"] if command == "inspect" else ["yours"]
     code, out, err = call(*words, command=command)
-    assert (code, out, "yours is no run" in err) == (2, "", True)
+    assert (code, out, "yours is not a run" in err) == (2, "", True)
 
 
 @pytest.mark.slow

@@ -224,7 +224,7 @@ def test_an_export_that_breaks_leaves_nothing(run: Path, tmp_path: Path) -> None
 
 
 def test_what_is_no_export_is_refused_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run that `asyncrl inspect export` wrote"):
+    with pytest.raises(DataError, match="not a run that `asyncrl inspect export` wrote"):
         import_run(tmp_path / "nothing", tmp_path / "store")
     export(run, tmp_path / "out")
     path = tmp_path / "out" / TRAJECTORIES_FILE

@@ -184,7 +184,7 @@ def test_a_damaged_record_of_the_hardware_counts_as_none(tmp_path: Path, name: s
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("report", tmp_path) == 2
-    assert "is no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
     (tmp_path / CONFIG_FILE).write_text("[: nonsense")
     with pytest.raises(ConfigError, match="cannot be read"):
         write_report(str(tmp_path))

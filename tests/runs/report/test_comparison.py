@@ -106,7 +106,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
         compared(run, tmp_path / "." / "run")
     with pytest.raises(ConfigError, match="empty has no trained step"):
         compared(run, empty)
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         compared(run, tmp_path / "missing")
 
 

@@ -187,5 +187,5 @@ def test_only_an_exported_model_can_be_uploaded(run: Path, tmp_path: Path) -> No
     (run / "model" / "config.json").unlink()
     with pytest.raises(ConfigError, match="has no exported model"):
         model_folder(str(run), None)
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         model_folder(str(tmp_path), None)

@@ -34,9 +34,7 @@ def starved(cause: str, **changes: Any) -> IdleShares:
     return shares(learner_idle=0.42, waited={"labels": 0.01, "episodes": 0.02, cause: 0.38}, **changes)
 
 
-KEPT = (
-    "; or keep such groups with a longer replay.old_groups.wait_s (docs/replay.md#groups-that-become-too-old)"
-)
+KEPT = "; or keep such groups with a longer replay.old_groups.wait_s (docs/replay.md#groups-that-become-too-old)"
 
 
 @pytest.mark.parametrize(

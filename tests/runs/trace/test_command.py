@@ -83,7 +83,7 @@ def test_what_is_not_there_is_said(
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("trace", tmp_path) == 2
-    assert f"{tmp_path} is no run with spans" in capsys.readouterr().err
+    assert f"{tmp_path} is not a run with spans" in capsys.readouterr().err
 
 
 @contextmanager

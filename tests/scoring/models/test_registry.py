@@ -47,7 +47,7 @@ def test_outcome_families_are_found(family):
     [
         ("qwen", {}, "use one of value_head, qwen_prm"),
         ("nowhere.Model", {}, "cannot be imported"),
-        ("json.dumps", {}, "is no reward model"),
+        ("json.dumps", {}, "is not a reward model"),
         ("prime", {"beta": "much"}, "beta='much': it must be a number"),
         ("remote", {"retries": True}, "retries=True"),
         ("remote", {"retries": 1.5}, "retries=1.5"),

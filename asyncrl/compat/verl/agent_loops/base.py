@@ -71,7 +71,7 @@ Merged = tuple[MergeResult, list[int], list[float] | None]
 class AgentLoopBase(ABC):
     """Plays one episode. An object is made for each episode, with the arguments of verl's own class.
 
-    `config` is a configuration with verl's keys, as far as asyncrl has values for them. `server_manager.generate`
+    `config` is a configuration with those of verl's keys for which asyncrl has values. `server_manager.generate`
     samples the policy's turns. There is no `processor`: only text is shown.
     """
 

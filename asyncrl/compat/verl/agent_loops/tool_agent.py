@@ -241,7 +241,7 @@ class ToolAgentLoop(AgentLoopBase):
         try:
             arguments = json.loads(tool_call.arguments)
         except (ValueError, TypeError) as error:
-            return ToolText(f"Error: the arguments of {tool_call.name!r:.80} are no JSON: {error}"), None, {}
+            return ToolText(f"Error: the arguments of {tool_call.name!r:.80} are not JSON: {error}"), None, {}
         if not hasattr(tool, "create"):
             if not isinstance(arguments, dict):
                 problem = f"are {arguments!r:.80}, not a JSON object"
@@ -306,7 +306,7 @@ def _assistant(text: str, calls: list[FunctionCall]) -> dict[str, Any]:
 
 
 def _read(arguments: str) -> Any:
-    """The arguments of a call. If they are no JSON object, they are JSON text."""
+    """The arguments of a call. If they are not JSON object, they are JSON text."""
     try:
         read = json.loads(arguments)
     except (ValueError, TypeError):

@@ -19,7 +19,8 @@ class _OfProcess(type):
 
     @property
     def auto_padding(cls) -> bool:
-        """True if all batches of this process are padded. Raises AssertionError on assignment: the value is no bool."""
+        """True if all batches of this process are padded. Raises AssertionError on assignment: the value is not a
+        bool."""
         return cls._enabled or os.environ.get(VARIABLE, "").lower() in ("true", "1")
 
     @auto_padding.setter

@@ -43,8 +43,8 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
 
 
 def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
-    """The batch whose rows are the elements of the first `batch_dims` dimensions, as far as all tensors share them.
-    Nested tensors share only the first one, so with them rows stay rows.
+    """The batch whose rows are the elements of the first `batch_dims` dimensions, or of fewer if not all tensors share
+    them. Nested tensors share only the first dimension, so with them rows stay rows.
 
     Raises DataProtoError: the batch has no tensors. Raises ValueError: an array cannot be reshaped to these rows.
     """

@@ -63,8 +63,8 @@ def _mistake(file: str, name: str) -> str:
 
 
 def defined_names(file: Path) -> list[str]:
-    """The names that the module of a Python file has, as far as its syntax shows; STAR if it imports all names of
-    another module. Raises SyntaxError and the errors of `read_small`."""
+    """The names that the syntax of a Python file shows to be in its module; STAR if it imports all names of another
+    module. Raises SyntaxError and the errors of `read_small`."""
     return list(_names(ast.parse(read_small(file)).body))
 
 

@@ -31,7 +31,7 @@ RECIPES = {"fully_async_ppo": FULLY_ASYNC, "one_step_off_ppo": ONE_STEP_OFF}
 
 
 def recipe_named(name: str) -> Section:
-    """The values of the configuration `name` that verl ships, as far as they differ from ppo_trainer.yaml."""
+    """The values in which the configuration `name` that verl ships differs from ppo_trainer.yaml."""
     stem = PurePath(name).name
     return next((copy.deepcopy(recipe) for start, recipe in RECIPES.items() if stem.startswith(start)), {})
 

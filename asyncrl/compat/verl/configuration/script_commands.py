@@ -174,7 +174,7 @@ class _Splitter:
         elif letter == "(" and (after_dollar or level.closer in (")", "`")):
             self._open(")")
         elif not level.closer and (letter == ")" or (letter == "(" and not before.strip())):
-            # The bracket of an array or of a group of commands is no part of a word.
+            # The bracket of an array or of a group of commands is not part of a word.
             self._letters[-1] = " "
 
     def _open(self, closer: str) -> None:

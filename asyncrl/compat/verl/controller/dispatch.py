@@ -88,7 +88,8 @@ def one_each(group: Workers, *args: Any, **kwargs: Any) -> Arguments:
 
 
 def divided(group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Give each worker its part of each batch. Raises DispatchError: an argument is no batch, or cannot be divided."""
+    """Give each worker its part of each batch. Raises DispatchError: an argument is not a batch, or cannot be
+    divided."""
     return split(group.world_size, args, kwargs)
 
 
@@ -115,7 +116,7 @@ def over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> Arguments
 def divided_over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> Arguments:
     """Give the workers of data-parallel rank d the part d of each batch.
 
-    Raises DispatchError: an argument is no batch, or cannot be divided.
+    Raises DispatchError: an argument is not a batch, or cannot be divided.
     """
     ranks = group.dp_ranks(mesh)
     parts, named = split(max(ranks) + 1, args, kwargs)
@@ -181,7 +182,7 @@ STRATEGIES: Mapping[Dispatch, Strategy] = {
 def split(chunks: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[list[Any]], dict[str, Any]]:
     """The `chunks` parts of each batch. If rows were added, the keyword argument PADDING has their number.
 
-    Raises DispatchError: an argument is no batch, or batches with padding differ in length. Raises DataProtoError: a
+    Raises DispatchError: an argument is not a batch, or batches with padding differ in length. Raises DataProtoError: a
     batch without padding cannot be divided.
     """
     named = {f"argument {number}": each for number, each in enumerate(args)} | dict(kwargs)

@@ -67,7 +67,7 @@ class DataProtoFuture:
     def get(self) -> DataProto:
         """Wait for the batch, or for this part of it.
 
-        Raises WorkerError: a worker failed. Raises DataProtoError: the parts are no batches, or cannot be joined.
+        Raises WorkerError: a worker failed. Raises DataProtoError: the parts are not batches, or cannot be joined.
         """
         whole = self.collect_fn(results(self.futures, "the worker of part"))
         if self.padding:

@@ -24,15 +24,16 @@ class LocalWorkerGroup(WorkerGroup):
     The workers share this process and its single torch.distributed group, so several workers cannot train one model
     together. Arguments and results are copied.
 
-    Raises DispatchError: the pool has no process, or the class is none of workers. Passes on Exceptions of the workers'
-    constructor. Raises WorkerError, which names the rank, instead of anything else that it raises, such as SystemExit.
+    Raises DispatchError: the pool has no process, or the class is not a class of workers. Passes on Exceptions of the
+    workers' constructor. Raises WorkerError, which names the rank, instead of anything else that the constructor
+    raises, such as SystemExit.
     """
 
     def __init__(self, class_with_args: ClassWithInitArgs, resource_pool: ResourcePool | None = None) -> None:
         cls = class_with_args.cls
         if not (isinstance(cls, type) and issubclass(cls, Worker)):
             raise DispatchError(
-                f"{getattr(cls, '__qualname__', repr(cls))} is no class of workers: derive it from Worker of "
+                f"{getattr(cls, '__qualname__', repr(cls))} is not a class of workers: derive it from Worker of "
                 "asyncrl.compat.verl.controller"
             )
         super().__init__(cls)
@@ -86,7 +87,8 @@ def _made(class_with_args: ClassWithInitArgs, rank: int, size: int) -> Any:
 def _own(value: Any) -> Any:
     """A copy of a value that a worker gets or returns, with copies of its tensors, arrays and containers.
 
-    Then no worker changes the value of the caller or of another worker, as on Ray. Other objects are the same ones.
+    Then no worker changes the value of the caller or of another worker, as on Ray. Other objects are shared, not
+    copied.
     """
     if isinstance(value, DataProto):
         batch = None if value.batch is None else value.batch.clone()

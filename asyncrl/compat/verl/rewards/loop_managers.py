@@ -132,8 +132,8 @@ class GDPOLoopManager(NaiveLoopManager):
 class RateLimitedRewardManager(NaiveLoopManager):
     """The naive manager for functions that ask a service. Calls keep within limits, and each may take `timeout` s.
 
-    `config.reward` has the fields of `RequestLimits`, and `timeout`. All managers of a process that have equal limits
-    keep within them together. A call that fails or takes too long is an error; verl gives that row the reward 0.
+    `config.reward` has the fields of `RequestLimits`, and `timeout`. Managers of one process with equal limits share
+    these limits. A call that fails or takes too long is an error; verl gives that row the reward 0.
     """
 
     keys = (*OFFERED, "timeout", *(each.name for each in fields(RequestLimits)))
@@ -161,7 +161,8 @@ class RateLimitedRewardManager(NaiveLoopManager):
 
 @register("remote")
 class RemoteRewardManager(NaiveLoopManager):
-    """The naive manager with each call of `compute_score` in a process, and up to `config.reward.num_workers` at once.
+    """The naive manager, but each call of `compute_score` runs in a process. Up to `config.reward.num_workers` calls
+    run at once.
 
     By default `num_workers` is the number of cores, but at most 64. A row may take `config.reward.timeout` seconds, by
     default 300.
@@ -189,4 +190,4 @@ LOOP_MANAGERS: Mapping[str, type[NaiveLoopManager]] = {
     "rate_limited": RateLimitedRewardManager,
     "remote": RemoteRewardManager,
 }
-"""The managers for single rows whose names no older manager has."""
+"""The managers for single rows whose names are not those of managers for whole batches (`reward_managers.MANAGERS`)."""

@@ -1,4 +1,5 @@
-"""Limits on the requests that a reward function sends to a service: per minute, in tokens per minute, and at once."""
+"""Limits on the requests that a reward function sends to a service: requests per minute, tokens per minute, and
+simultaneous requests."""
 
 from __future__ import annotations
 

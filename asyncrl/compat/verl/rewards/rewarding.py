@@ -152,7 +152,8 @@ class RewardManager(AbstractRewardManager):
 def called(compute: Callable[[], Any], what: str) -> Any:
     """The result of a user's function, which may be a coroutine. Passes on the function's errors.
 
-    Raises ScoringError, which names `what`: the function raised SystemExit, or something else that is no Exception.
+    Raises ScoringError, which names `what`: the function raised SystemExit, or something else that is not an
+    `Exception`.
     """
     try:
         return completed(compute())

@@ -147,7 +147,7 @@ def _run(file: Path) -> None:
     name = f"_function_tools_of_{'_'.join(file.with_suffix('').parts[1:])}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"function_tool_path={file} is no Python file")
+        raise ImportError(f"function_tool_path={file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -204,7 +204,7 @@ _NONE: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 def _read(response: Any, score: Any) -> Content | Scored:
     """The content of verl's response, or of a text, with the call's score unless that is None. Raises TypeError: the
-    score is no number."""
+    score is not a number."""
     content = _content(response)
     if score is None:
         return content

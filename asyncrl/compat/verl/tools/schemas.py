@@ -63,7 +63,8 @@ class OpenAIFunctionCallSchema(BaseModel):
     def from_openai_function_parsed_schema(
         parsed_schema: OpenAIFunctionParsedSchema,
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """Read the arguments. The second value is true, and there are no arguments, if the text is no JSON object."""
+        """Read the arguments. The second value is true, and there are no arguments, if the text is not a JSON
+        object."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except json.JSONDecodeError:

@@ -1,4 +1,5 @@
-"""Code that runs inside a server's processes. Their Python need not have asyncrl: it gets `FOLDER` by PYTHONPATH."""
+"""Code that runs inside a server's processes. Their Python need not have asyncrl: PYTHONPATH has `FOLDER`, this
+folder."""
 
 from __future__ import annotations
 

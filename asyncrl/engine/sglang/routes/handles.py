@@ -9,8 +9,8 @@ a GPU by its uuid, since indices differ between processes. The layout is pickled
 reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
 
 Torch counts the processes that use a buffer. It keeps the buffer's memory until each process has opened its handle and
-dropped the buffer. After a failure the actor counts the server out by `release`, because a handle that was never opened
-would keep the memory.
+dropped the buffer. After a failure the actor lowers the count for the server by `release`, because a handle that was
+never opened would keep the memory.
 """
 
 from __future__ import annotations

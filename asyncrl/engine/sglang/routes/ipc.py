@@ -92,7 +92,7 @@ class IpcServerRoute(BucketServerRoute):
         return self._source_of(update, _together(self.plan(update)))
 
     def _source_of(self, update: Update, buffers: int) -> torch.device:
-        """The device where the version waits, if buffers take so many bytes."""
+        """The device where the version waits, if buffers take `buffers` bytes."""
         # The weights count twice: a version is kept for servers that join late, while the next version needs memory
         # too.
         needed = buffers + self._reserve_bytes + 2 * update.nbytes

@@ -5,7 +5,7 @@ buffer's handle and records its copies from the buffer into the model. Later pus
 (inside/asyncrl_loader.py).
 
 Torch counts the processes that use a buffer, and keeps the buffer's memory while the count is not 0. A server that dies
-does not count itself out, so `drop` does it. A server that still reads then reads memory that this process may use for
+does not lower the count, so `drop` lowers it. A server that still reads then reads memory that this process may use for
 other things. This is harmless: weights are used only after a whole update has succeeded.
 """
 

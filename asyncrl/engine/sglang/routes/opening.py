@@ -16,7 +16,7 @@ GPU_BUCKET_BYTES = 512 << 20
 much."""
 
 GPU_RESERVE_BYTES = 4 << 30
-"""The memory of a server's GPU that `auto` leaves free for the server's activations."""
+"""The memory of a server's GPU that stays free for the server's activations if `weights.into_servers` is `auto`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ServerRouteSettings:
     - `wanted`: the value of `weights.into_servers`
     - `bucket_bytes`: the size of buckets on the CPU
     - `timeout_s`: the seconds that a server may be silent in a group
-    - `insecure`: true if the network is declared insecure
+    - `insecure`: the value of `network.insecure`
     """
 
     wanted: str = AUTO
@@ -38,7 +38,7 @@ class ServerRouteSettings:
 def open_server_routes(
     end: ServerEnd, facts: ServerFacts, settings: ServerRouteSettings
 ) -> tuple[dict[str, ServerRoute], str]:
-    """The routes to try by their names, the best route first. Also returns the reasons against the other routes."""
+    """Return the routes to try, by name, the best route first. Also return the reasons against the other routes."""
     chosen = choose(INTO_SERVERS, settings.wanted, facts)
     return {route.name: OPENERS[route.name](end, facts, settings) for route in chosen.routes}, chosen.left_out
 

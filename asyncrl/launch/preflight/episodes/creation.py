@@ -29,7 +29,8 @@ NOTICE_S = 10.0
 
 
 def check_creation(actor: ActorConfig, files: Sequence[TaskFile], trial: TrialProcess) -> None:
-    """Create the tools or the environment of the first row with each. Raises: see `create`."""
+    """Create the tools or the environment of some rows: for each tool and each environment, the first row that names
+    it. Raises: see `create`."""
     own = OwnCode.of(actor)
     for file in files:
         for row, task in (file.by_roles() | file.by_environment()).items():
@@ -78,7 +79,8 @@ def try_ticket(task: Task) -> Ticket:
 async def create(actor: ActorConfig, task: Task, place: str) -> None:
     """Create the tools or the environment of the task in the row `place`, and release them again.
 
-    Raises ConfigError: one cannot be created, or the row names a tool that the run does not offer.
+    Raises ConfigError: a tool or the environment cannot be created, or the row names a tool that the run does not
+    offer.
     """
     from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox

@@ -177,7 +177,7 @@ def _doubt(right: tuple[str, float | str], *others: tuple[str, float | str]) -> 
         if reward < other:
             return f"{said} higher, {other:g}: mend the rule if it should reward right answers"
         return (
-            f"{said} {other:g} too: a rule that scores all answers alike teaches nothing. This is no mistake if a "
+            f"{said} {other:g} too: a rule that scores all answers alike teaches nothing. This is not a mistake if a "
             "right answer needs more than the ground truth, such as \\boxed{}, or if the rule judges something else"
         )
     return ""

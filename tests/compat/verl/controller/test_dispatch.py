@@ -432,5 +432,5 @@ def test_a_worker_that_was_written_for_verl_runs_where_verl_is_not_installed() -
 
 
 def test_a_class_that_is_none_of_workers_is_refused() -> None:
-    with pytest.raises(DispatchError, match="dict is no class of workers: derive it from Worker"):
+    with pytest.raises(DispatchError, match="dict is not a class of workers: derive it from Worker"):
         LocalWorkerGroup(ClassWithInitArgs(dict))

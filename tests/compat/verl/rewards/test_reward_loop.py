@@ -175,7 +175,7 @@ def failing(kind: str) -> Callable[..., Any]:
     [
         ("raises", r"run_single failed for row 1: LookupError: no such thing"),
         ("exits", r"failed for row 1: .*it tried to end the program: SystemExit: 3"),
-        ("escapes", r"failed for row 1: .*it raised an exception that is no Exception: GeneratorExit"),
+        ("escapes", r"failed for row 1: .*it raised an exception that is not an Exception: GeneratorExit"),
         ("cancels", r"failed for row 1: .*it raised CancelledError"),
         ("nan", r"the reward of row 1 is nan"),
     ],

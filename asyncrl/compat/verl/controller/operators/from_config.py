@@ -108,8 +108,8 @@ class PromptFeed(TaskPrompts):
 
     `step` is the number of learner steps whose tasks are skipped, for a program that resumes.
 
-    Raises ConfigError: `data.band` or `data.demonstration` is set, and either needs a replay. Raises DataError: the
-    tasks cannot be used.
+    Raises ConfigError: `data.band` or `data.demonstration` is set: both need a replay. Raises DataError: the tasks
+    cannot be used.
     """
 
     def __init__(self, config: TrainConfig, step: int = 0) -> None:
