@@ -23,9 +23,9 @@ groups first, and so all that are left. The claim holds from the beginning of ve
   groups as old as u. It is planned only once `unfinished` <= `later`, which is the claim for the time after that batch.
 
 The first point needs `min_version` of tickets: an episode starts only once its engine serves the version that was the
-newest when its ticket was given out. With the limit of a step's training time, tickets may name older versions (see
-`starts/fresh_starts.py`), and then the proof is one for most episodes only. The wait ends at the latest when all groups are complete, since nothing is
-unfinished then. Groups that filters refuse make the numbers smaller.
+newest when its ticket was given out. With the default limit, tickets may name older ones (`starts/fresh_starts.py`),
+so the proof then holds for most episodes only. The wait ends at the latest when all groups are complete, since nothing
+is unfinished then. Groups that filters refuse make the numbers smaller.
 
 A step trains groups for which it has waited: by the claim they fit into its batch, which takes the oldest groups first.
 So the wait is useful at the last step of a run, too, although later(u) then counts batches that never come.
