@@ -4,8 +4,9 @@ A simulation around the real replay (`asyncrl.capacity`) runs the workloads of `
 has the same numbers of episodes at once, batches and groups, and rates like those of 0.6B models on H100s. All
 treatments get the same episodes. With `both`, a step waits for a few seconds, and then masks.
 
-A new version reaches the engines after TRANSFER_S, as on two H200. `--request-s` sets the time that each request adds
-to a pass of an engine: 1.25e-4 makes engines as slow as two SGLang servers were with short turns.
+A new version reaches the engines after 0.4 s, as on two H200 without other work; `--transfer-s` sets another time.
+`--request-s` sets the time that each request adds to a pass of an engine: 1.25e-4 makes engines as slow as two SGLang
+servers were with short turns.
 
     python -m benchmarks.old_groups
 """
@@ -32,7 +33,9 @@ REQUEST_S = 5e-5
 COLUMNS = ("workload", "max_lag", "treatment", "samples_per_s", "trained_tokens_per_s", "thrown_away", "mean_lag")
 
 
-def run(workload: str, max_lag: int, treatment: str, request_s: float = REQUEST_S) -> dict[str, Any]:
+def run(
+    workload: str, max_lag: int, treatment: str, request_s: float = REQUEST_S, transfer_s: float = TRANSFER_S
+) -> dict[str, Any]:
     """The forecast for a workload as a row of the result."""
     scale = LARGE[workload]
     rates = Rates(
@@ -42,7 +45,7 @@ def run(workload: str, max_lag: int, treatment: str, request_s: float = REQUEST_
         token_s=LEARNERS["fast"],
         step_s=0.3,
         publish_s=0.3,
-        transfer_s=TRANSFER_S,
+        transfer_s=transfer_s,
         switch_s=0.1,
         label_s=1e-4,
     )
@@ -73,19 +76,21 @@ def main() -> None:
     parser.add_argument("--lags", type=int, nargs="+", default=[1, 2, 4, 8], help="age bounds")
     parser.add_argument("--workloads", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--request-s", type=float, default=REQUEST_S, help="default: %(default)s")
+    parser.add_argument("--transfer-s", type=float, default=TRANSFER_S, help="default: %(default)s")
     asked = parser.parse_args()
     slow = "" if asked.request_s == REQUEST_S else f"-{asked.request_s:g}"
+    slow += "" if asked.transfer_s == TRANSFER_S else f"-transfer-{asked.transfer_s:g}"
     treatments = {name: asdict(options) for name, options in OLD_GROUPS_OPTIONS.items()}
     for workload in asked.workloads:
         rows = []
         for max_lag in asked.lags:
             for treatment in OLD_GROUPS_OPTIONS:
-                rows.append(run(workload, max_lag, treatment, asked.request_s))
+                rows.append(run(workload, max_lag, treatment, asked.request_s, asked.transfer_s))
                 # The simulation takes minutes, so each row is shown when it is known.
                 print(*(rows[-1][name] for name in COLUMNS), rows[-1]["mean_length"], rows[-1]["chosen_by"], flush=True)
         write_result(
             f"old_groups-{workload}{slow}",
-            {"treatments": treatments, "transfer_s": TRANSFER_S, "steps": STEPS[workload], "rows": rows},
+            {"treatments": treatments, "transfer_s": asked.transfer_s, "steps": STEPS[workload], "rows": rows},
         )
 
 

@@ -17,7 +17,7 @@ from asyncrl.replay.labels.leases import WorkerLeases
 from asyncrl.replay.protocol import GetTickets, Leave
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.stages import Stage, Stages
-from asyncrl.replay.starts.fresh_starts import FreshStarts
+from asyncrl.replay.starts.fresh_starts import oldest_start
 from asyncrl.replay.store.images import keep_images, lacks_images, read_images
 from asyncrl.replay.store.records import GroupRecord, TicketRecord, TrajectoryRecord, shorten
 from asyncrl.replay.store.transaction import Transaction
@@ -25,8 +25,6 @@ from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 
 TICKETS_A_REPLY = 256
-WAIT = "wait"
-"""The phase of an episode in which it waits for a policy version (`Trajectory.timings`)."""
 
 
 class TicketQueue:
@@ -52,7 +50,6 @@ class TicketQueue:
         self._clock = clock
         self._stages = stages
         self._given: dict[str, float] = {}
-        self._fresh_starts = FreshStarts(settings)
 
     def resume(self, tx: Transaction) -> None:
         """Continue after a restart. Every actor gets a fresh lease, and every ticket its full time."""
@@ -114,7 +111,7 @@ class TicketQueue:
             # A ticket that was withdrawn and offered again is queued twice. When the second entry reaches the front of
             # the queue, a worker already holds the ticket.
             if record is not None and not record.worker:
-                record.worker, record.version = worker, self._fresh_starts.oldest(tx, worker)
+                record.worker, record.version = worker, oldest_start(tx, self._settings)
                 record.save(tx, name)
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
@@ -140,7 +137,6 @@ class TicketQueue:
         )
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
-        self._fresh_starts.forget(worker)
         for name in tx.members("held", worker):
             record = TicketRecord.of(tx, name)
             record.worker, record.version = "", -1
@@ -206,9 +202,6 @@ class TicketQueue:
         )
         tx.afterwards(self._backoff.succeeded, EPISODES)
         tx.afterwards(self._limit.succeeded, name)
-        if group.training and not trajectory.is_demonstration:
-            waited_s, newest = trajectory.timings.get(WAIT, 0.0), tx.counter("version")
-            tx.afterwards(self._fresh_starts.delivered, ticket.worker, ticket.version, newest, waited_s, record.seconds)
         tx.put_bytes("data", name, *join_parts(frames))
         keep_images(tx, trajectory, sent)
         self._stages.end(tx, Stage.TICKET, name, worker=ticket.worker, outcome="stored")

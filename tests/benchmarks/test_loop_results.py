@@ -229,7 +229,7 @@ def test_each_treatment_of_old_groups_is_measured_at_each_age_bound_above_0() ->
     assert [case.label for case in found] == ["0", "2", "2 wait", "2 both"]
     assert found[2].name == "lag-2-wait"
     settings = Loop(parse(words)).settings(found[3])
-    assert {"replay.old_groups.wait_s=5", "replay.old_groups.mask=true", "replay.max_lag=2"} <= set(settings)
+    assert {"replay.old_groups.wait_s=5.0", "replay.old_groups.mask=true", "replay.max_lag=2"} <= set(settings)
 
 
 @pytest.mark.parametrize(
