@@ -18,19 +18,10 @@ from asyncrl.config.schema.cluster import AutoscaleConfig, ClusterConfig
 from asyncrl.errors import ConfigError
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import Tail
+from asyncrl.runs.state.advice import ACTORS_IDLE, BUSY, SATURATED, SCORERS_IDLE, SERVED, STARVED
 
 log = logging.getLogger("asyncrl.train")
 
-STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much if it is idle for more than the share STARVED of its time, and hardly at all if it is idle
-for less than SERVED."""
-BUSY = 0.1
-"""Actors or scorers limit the run if they are idle for less than this share of their time."""
-SATURATED = 0.9
-"""Actors limit their servers if their event loops use more than this share of a core each."""
-ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""Too many actors or scorers run if they are idle for more than these shares of their time and the learner does not
-wait."""
 OLD = 0.9
 """Too many actors run if the mean lag is above this share of `replay.max_lag` and the learner does not wait."""
 

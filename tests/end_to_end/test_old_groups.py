@@ -20,14 +20,15 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., Run]
 EXCERPT = Path(__file__).parents[1] / "data" / "gsm8k"
 STEPS, MAX_LAG = 16, 1
-WAIT, MASK = "replay.old_groups.wait_s=600", "replay.old_groups.mask=true"
+WAIT, NO_WAIT = "replay.old_groups.wait_s=600", "replay.old_groups.wait_s=0"
+MASK, NO_MASK = "replay.old_groups.mask=true", "replay.old_groups.mask=false"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    [["replay.old_groups.wait_s=0"], [], [WAIT], [MASK], [WAIT, MASK]],
-    ids=["evict", "default", "wait", "mask", "both"],
+    [[NO_WAIT, NO_MASK], [], [NO_MASK], [WAIT, NO_MASK], [NO_WAIT, MASK], [WAIT, MASK]],
+    ids=["evict", "default", "short wait", "wait", "mask", "both"],
 )
 def test_a_run_trains_no_token_that_is_too_old(options: list[str], start: Start, tmp_path: Path) -> None:
     convert("gsm8k", str(EXCERPT), tmp_path / "gsm8k.parquet", "train")
@@ -63,5 +64,7 @@ def test_a_run_trains_no_token_that_is_too_old(options: list[str], start: Start,
             masked += trajectory.sampled_tokens - len(young)
     stored.close()
     assert counters["tokens_masked"] == masked
+    if NO_MASK in options:
+        assert masked == 0
     if WAIT in options:
         assert (counters["evicted"], masked, counters["wait_limits_reached"]) == (0, 0, 0)
