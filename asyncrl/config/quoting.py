@@ -1,4 +1,4 @@
-"""Writes values as words of the command line: quoted for Hydra, then for the shell."""
+"""Writes values as words of the command line, quoted for Hydra. `list_word` quotes for the shell, too."""
 
 from __future__ import annotations
 

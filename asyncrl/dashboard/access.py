@@ -83,7 +83,9 @@ def _refusal(access: Access, request: web.Request) -> web.Response | None:
             status=405, text="this page answers only GET and HEAD requests", headers={hdrs.ALLOW: ", ".join(READING)}
         )
     if not is_local(request.headers.get(hdrs.HOST, "")):
-        return web.Response(status=421, text="name this server 127.0.0.1 or localhost")
+        return web.Response(
+            status=421, text="open this page at 127.0.0.1 or localhost, as `asyncrl dashboard` printed it"
+        )
     if not access.admit(request):
         return web.Response(status=403, text="open the address that `asyncrl dashboard` printed, with its token")
     return None

@@ -84,7 +84,7 @@ class Absolute(Value):
 
     def __call__(self, values, old, returns):
         error = (values - returns).abs()
-        return error, error < 0  # No clip decides anything.
+        return error, error < 0  # False everywhere: this loss has no clip.
 
 
 class Focal(LossStream):

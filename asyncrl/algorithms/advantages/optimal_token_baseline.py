@@ -25,9 +25,9 @@ class OptimalTokenBaseline(TokenAdvantage):
     tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
     Caveat: it needs the proximal policy's distributions over the vocabulary, from a forward pass before the update.
     With zero_tail, the baseline is 0 at every t that only one member has. In verl, it is 0 only at the end of the
-    longest member, where all others have ended. The two rules can differ only with multi_turn=false, where other
-    members may have a tool token at t. On every rank, the sums need 24 bytes for each token of each group's longest
-    member.
+    longest member, where all others have ended. The two rules can differ only with multi_turn=false: t then counts
+    tool tokens, too, and other members may have one at t. On every rank, the sums need 24 bytes for each token of each
+    group's longest member.
     """
 
     name = "optimal_token_baseline"

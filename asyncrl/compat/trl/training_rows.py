@@ -267,7 +267,13 @@ ROWS: tuple[Row, ...] = (
     ),
     used("evaluation_strategy", "`learner.eval_every`", None, "An older name of `eval_strategy`."),
     used("eval_steps", "`learner.eval_every`", None, "Divided by the updates of a step."),
-    used("logging_steps", "`learner.eval_every`", 10, "Used if `eval_steps` is not given; every step is logged."),
+    used(
+        "logging_steps",
+        "`learner.eval_every`",
+        10,
+        "If `eval_steps` is not given, this is the interval of evaluations, as in TRL. It has no effect on logs: every "
+        "step is logged.",
+    ),
     used("num_generations_eval", "`learner.eval_attempts`", None, "null means `num_generations`."),
     made(
         "save_strategy",

@@ -13,7 +13,8 @@ _SAME = "the checkpoints hold only these adapters"
 @dataclass
 class LoraConfig:
     """LoRA adapters: small trained matrices that are added to the frozen matrices of the model. A model without rank
-    and path gets no adapters; to reset both, set rank to 0, or the whole section to null."""
+    and path gets no adapters. To take back a rank and a path that a file sets, set rank to 0, or the whole section to
+    null."""
 
     rank: int | None = option(
         None,

@@ -47,7 +47,7 @@ class LocalBatch:
       `PackedSequences`).
     - `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
-    - `entropy_share`: the share of the policy's tokens whose entropy is a metric.
+    - `entropy_share`: the share of the policy's tokens by which the entropy is measured.
     """
 
     ids: Tensor

@@ -41,7 +41,9 @@ _UPDATES = (
     gauge("loss/kl", "", "the loss's term of the KL to the reference, mean over the step's minibatches"),
     gauge("loss/entropy", "", "the loss's term of the entropy, mean over the step's minibatches"),
     gauge("loss/demonstration", "", "the loss's term of demonstrations in groups, mean over the step's minibatches"),
-    gauge("loss/STREAM", "", "the loss's term of another stream of advantages, mean over the step's minibatches"),
+    gauge(
+        "loss/STREAM", "", "the term of the loss that `algorithm.stream` names STREAM, mean over the step's minibatches"
+    ),
     gauge("grad_norm", "", "mean norm of the policy's finite gradients before clipping"),
     gauge("lr", "", "the policy's learning rate, before `lr_scale`"),
     gauge("lr_scale", "", "mean factor of the policy's learning rate in the step's updates, by `algorithm.lr_scale`"),
@@ -167,7 +169,7 @@ _POLICIES = (
         "ratio_bin/BIN",
         "share",
         "sampled tokens by their raw importance weight w: BIN 8 is within a factor of 2^(1/64) of 1. BIN 9 to 16 "
-        "begin at 2^(1/64), 2^(1/32), ..., 2 and 4, and BIN 7 to 0 have the same bounds for 1/w",
+        "begin at 2^(1/64), 2^(1/32), 2^(1/16), 2^(1/8), 2^(1/4), 2^(1/2), 2 and 4. BIN 7 to 0 are the same for 1/w",
     ),
     gauge("weight_bin/BIN", "share", "kept tokens by their corrected weight, in the same bins; only with a correction"),
     gauge("clip/high", "share", "tokens beyond the upper clip bound of the loss"),

@@ -36,7 +36,8 @@ of a token is the learner's version minus the version that sampled the token. Th
 of its tokens. [concepts.md](concepts.md#the-terms) explains the other terms, such as ticket, lease and plan.
 
 Formulas use the symbols of [algorithms.md](algorithms.md). `mu` is the behaviour policy, which sampled a token.
-`pi_prox` is the proximal policy, and w = pi_prox / mu is the raw importance weight. *Kept* tokens are the sampled
+`pi_prox` is the proximal policy (by default the policy at the start of the step), and w = pi_prox / mu is the raw
+importance weight. *Kept* tokens are the sampled
 tokens that neither a correction nor a grammar drops.
 
 A KL divergence from one policy to another is estimated from the ratio r of the second policy's probability to the

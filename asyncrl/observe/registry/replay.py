@@ -22,7 +22,8 @@ _FLOW = (
     gauge(
         "ahead",
         "trajectories",
-        "the largest number of trajectories of opened groups that may be in no batch yet (replay.spare_batches)",
+        "the limit of pacing: at most this many trajectories are in groups that were opened, but are in no batch yet "
+        "(replay.spare_batches)",
     ),
     counter("accepted", "trajectories", "trajectories stored for training, since the run's start"),
     counter(
@@ -83,8 +84,8 @@ _SELECTION = (
         "decided/END/episodes",
         "trajectories",
         "trajectories by their END: trained (in a batch), masked (in a batch, but all their tokens were too old), "
-        "evicted, filtered, dropped or dead. A trajectory counts once all groups that began at the same version as "
-        "its group, or earlier, have ended",
+        "evicted, filtered, dropped or dead. A trajectory is counted only when all groups that began at the same "
+        "version as its group, or earlier, have ended",
     ),
     counter("decided/END/tokens", "tokens", "sampled tokens of the decided trajectories"),
     counter("decided/END/turns", "turns", "turns of the policy in the decided trajectories"),

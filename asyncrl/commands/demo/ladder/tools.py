@@ -1,5 +1,5 @@
-"""The ladder's tools: a calculator that remembers the expression, the same calculator with delays, and a tool that
-undoes a step."""
+"""The tools of the demo's harder tasks (the ladder): a calculator that remembers the expression, the same calculator
+with delays, and a tool that undoes a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.tools.base import Tool, ToolRefusal
 from asyncrl.tools.delayed import Delayed
 
 _STATES = "expressions"
-"""The key in `shared` of the episode's expressions, the oldest first."""
+"""Under this key, `shared` has the expressions of the episode, the oldest first."""
 
 
 class LadderCalculator(Tool):
@@ -29,7 +29,7 @@ class LadderCalculator(Tool):
     }
 
     async def create(self, **kwargs: Any) -> None:
-        """Begin with the task's `expression`. `taken` has the operators of the steps that the task's messages show."""
+        """Begin with the task's `expression`. If the prompt already shows some steps, `taken` has their operators."""
         states = [Nested(kwargs["expression"])]
         for operator in kwargs.get("taken") or ():
             states.append(states[-1].reduced(operator))

@@ -121,7 +121,7 @@ ROWS = (
     Row(
         (f"{ASYNC}.*",),
         "",
-        "Rollouts and learner have GPUs of their own (`cluster.pools`), and the learner starts evaluations.",
+        "Rollouts and learner can have GPUs of their own (`cluster.pools`), and the learner starts evaluations.",
     ),
     used(
         MODE,

@@ -1,7 +1,7 @@
 """Tools written for verl as the tools of a run (`actor.verl_tools`).
 
-One object of verl's class serves all episodes of a process. It creates an instance for each episode. The instance
-answers the episode's calls, is asked for its reward, and is released.
+One object of verl's class serves all episodes of a process. For each episode, its method `create` gets an instance id.
+With this id it answers the episode's calls, is asked for the reward, and releases what the episode holds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class VerlTool(Tool):
         offered = {"instance_id": self.episode, "create_kwargs": kwargs}
         given = {name: value for name, value in offered.items() if _takes(create, name)}
         # Early releases of verl pass the arguments one by one, later ones as the mapping `create_kwargs`. A method with
-        # the parameter `create_kwargs` also gets those arguments one by one for which it has parameters.
+        # the parameter `create_kwargs` may also have parameters with the names of single arguments, and gets both.
         if _names(create, "create_kwargs"):
             kwargs = {name: value for name, value in kwargs.items() if _takes(create, name)}
         # A `create` that fails may have taken resources, which `release` must release.
@@ -191,7 +191,7 @@ def _class_of(tool: Any) -> type[Tool]:
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{SETTING}: the schema of {type(tool).__name__} cannot be used: {error}") from error
     kind: type[Tool] = VerlTool if hasattr(tool, "execute") else VerlFunction
-    # When a run starts, it tries tools of the user's modules, so the new class has the module of the user's code.
+    # Before a run starts, tools of the user's own modules are tried. They are known by the module of their class.
     module = getattr(tool, "fn", type(tool)).__module__
     parts = {"theirs": tool, "schema": {"parameters": _NONE, **function}, "__module__": module}
     if kind is VerlFunction:
