@@ -177,7 +177,7 @@ class Simulation:
 
 
 def run(case: Case) -> dict[str, float]:
-    sizes = Sizes(engines=1, batch_size=BATCH, group_size=case.members, max_lag=MAX_LAG)
+    sizes = Sizes(engines=1, batch_size=BATCH, group_size=case.members, max_lag=MAX_LAG, masks_old=False)
     settings = replace(simulated_settings(sizes, TASKS, 0), **OLD_GROUPS[case.old_groups])
     environment = simpy.Environment()
     with SimulatedReplay(settings, lambda: environment.now) as replay:

@@ -65,7 +65,14 @@ def run(learner: str, max_lag: int, setting: str) -> Forecast:
         switch_s=0.1,
         label_s=1e-4,
     )
-    sizes = Sizes(engines=2, concurrency=64 * (max_lag + 1), batch_size=64, group_size=MEMBERS, max_lag=max_lag)
+    sizes = Sizes(
+        engines=2,
+        concurrency=64 * (max_lag + 1),
+        batch_size=64,
+        group_size=MEMBERS,
+        max_lag=max_lag,
+        masks_old=False,
+    )
     return simulate(RunDescription(rates, replace(sizes, **SETTINGS[setting])), STEPS, FIRST)
 
 

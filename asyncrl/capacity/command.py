@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TextIO
 
@@ -228,8 +227,7 @@ def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
 
 
 def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
-    treatments = given.old_groups or [None]
-    for max_lag, treatment in product(given.max_lag or [run.sizes.max_lag], treatments):
+    for max_lag, treatment in _cases(given.max_lag or [run.sizes.max_lag], given.old_groups):
         sizes = _treated(run.sizes, treatment, max_lag)
         gpus = given.gpus or sizes.gpus
         if given.learner_gpus:
@@ -238,6 +236,16 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
             yield from splits(replace(run, sizes=sizes), gpus, given.host_gpus or 1)
         else:
             yield sizes
+
+
+def _cases(lags: Sequence[int], treatments: Sequence[str] | None) -> Iterator[tuple[int, str | None]]:
+    """Every age bound with every treatment of old groups. In synchronous training no group becomes too old, and no
+    treatment differs from `evict`."""
+    for max_lag in lags:
+        if treatments is None:
+            yield max_lag, None
+        else:
+            yield from ((max_lag, treatment) for treatment in (treatments if max_lag else ["evict"]))
 
 
 def _treated(sizes: Sizes, treatment: str | None, max_lag: int) -> Sizes:

@@ -78,7 +78,7 @@ def lacking(place: str, missing: Iterable[str], names: Iterable[str], layout: Ro
     if "messages" in names:
         said += " (a column messages holds demonstrations, which `asyncrl sft` trains)"
     if not {"prompt", "reward_model"} & {*given}:
-        return DataError(said)
+        return DataError(f"{said}; add it to the file")
     prompt = layout.columns.get("prompt") or _guess(known, ("prompt", *PROMPTS, *LIKELY_PROMPTS))
     truth = layout.columns.get(TRUTH) or _guess(known, (*FULL_TRUTHS, *LIKELY_TRUTHS))
     if prompt is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from asyncrl.errors import BusyError, RefusedError
+from asyncrl.replay.batches.old_groups import EARLY_STARTS
 from asyncrl.replay.failures.backoff import EPISODES, FailureBackoff
 from asyncrl.replay.failures.failure_limit import FailureLimit
 from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queue
@@ -121,6 +122,8 @@ class TicketQueue:
 
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
         group = GroupRecord.of(tx, record.group)
+        if group.training and group.begun - record.version > tx.counter(EARLY_STARTS):
+            tx.set(EARLY_STARTS, group.begun - record.version)
         allowed = max(0, self._settings.oldest_allowed(tx.counter("version")))
         oldest = max(allowed, record.version)
         # If steps wait for old groups, they wait by the version of the tickets, so no older version may play any.

@@ -63,7 +63,7 @@ class IdleShares:
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
     - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; None without such processes;
     - `loops_busy`: the mean share in which the event loops of actors used their cores; None if it is unknown;
-    - `evicted`: the evicted episodes as a share of the accepted ones;
+    - `too_old`: the tokens that were evicted or masked as too old, as a share of the accepted ones;
     - `pending`: the mean number of tickets (permissions to run an episode) that waited for an actor;
     - `scheduler_busy`: the mean share of a core that the busiest scheduler of an actor's servers took; None: unknown;
     - `without_graphs`: the mean number of servers that decoded without CUDA graphs;
@@ -80,7 +80,7 @@ class IdleShares:
     loops_busy: float | None = None
     scorers: int = 0
     scorers_idle: float | None = None
-    evicted: float = 0.0
+    too_old: float = 0.0
     pending: float = 0.0
     scheduler_busy: float | None = None
     without_graphs: float = 0.0
@@ -102,8 +102,9 @@ def idle_shares(run: Run) -> IdleShares | None:
 
     replays, actors, scorers = rows("replay*"), rows("actor-*"), rows("scoring-*")
     waited = [growth(each, [waited_for(cause) for cause in CAUSES]) for each in replays]
-    flows = [growth(each, ["accepted", "evicted"]) for each in replays]
-    accepted = sum(each["accepted"] for each in flows)
+    flows = [growth(each, ["tokens_accepted", "tokens_evicted", "tokens_masked"]) for each in replays]
+    accepted = sum(each["tokens_accepted"] for each in flows)
+    too_old = sum(each["tokens_evicted"] + each["tokens_masked"] for each in flows)
     phases = {name.removeprefix("seconds/") for row in steps for name in row if name.startswith("seconds/")}
     return IdleShares(
         steps=len(steps),
@@ -117,7 +118,7 @@ def idle_shares(run: Run) -> IdleShares | None:
         loops_busy=_mean(actors, "loop_busy"),
         scorers=len(scorers),
         scorers_idle=_mean(scorers, "idle"),
-        evicted=sum(each["evicted"] for each in flows) / accepted if accepted else 0.0,
+        too_old=too_old / accepted if accepted else 0.0,
         cores=_cores(run),
         pending=_sum_of_means(replays, "depth_pending"),
         scheduler_busy=max(_means(actors, "scheduler_busy"), default=None),

@@ -61,6 +61,17 @@ def _load(name: str) -> type[Tool]:
     cls = imported(path, f"actor.tools: {name!r}", "the dotted path of a class, such as my_tools.Weather")
     if not (isinstance(cls, type) and issubclass(cls, Tool)):
         raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.tools.Tool")
-    if not isinstance(getattr(cls, "schema", None), Mapping) or "name" not in cls.schema:
-        raise ConfigError(f"actor.tools: {name!r} needs a `schema` with name, description and parameters")
+    _refuse_incomplete(name, getattr(cls, "schema", None))
     return cls
+
+
+def _refuse_incomplete(name: str, schema: object) -> None:
+    known = schema if isinstance(schema, Mapping) else {}
+    lacking = [each for each in ("name", "description", "parameters") if each not in known]
+    if not lacking:
+        return
+    inner = "; give the object under `function` alone" if "function" in known else ""
+    raise ConfigError(
+        f"actor.tools: {name!r} needs a `schema` with name, description and parameters; it lacks {', '.join(lacking)}"
+        f"{inner}"
+    )

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -154,6 +155,10 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     assert [(each["max_lag"], each["wait_s"], each["masks_old"]) for each in sizes] == [
         (lag, *treated) for lag in (1, 2) for treated in ((0.0, False), (None, True))
     ]
+    assert call([str(file), "--max-lag", "0", "1", "--old-groups", "wait", "both", "--steps", "3", "--json"]) == 0
+    found = [read_description(file).sizes.treated(how, lag) for lag, how in ((0, "evict"), (1, "wait"), (1, "both"))]
+    sizes = [each["sizes"] for each in json.loads(capsys.readouterr().out)]
+    assert sizes == [msgspec.to_builtins(each) for each in found], "without an age there is nothing to treat"
     assert call([str(file), "--old-groups", "wait", "--steps", "3"]) == 0
     assert "for at most the time for which the learner trains a step. For another limit" in capsys.readouterr().out
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
@@ -172,11 +177,6 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (["RUN", "cluster.gpus=8"], "cluster.gpus=8: there is no such option; did you mean --gpus 8?"),
         (["RUN", "--max_lag", "2"], "--max_lag: there is no such option; did you mean --max-lag?"),
         (["--steps", "3", "RUN", "--from", "RUN"], "name one run"),
-        (
-            ["RUN", "--max-lag", "0", "--old-groups", "wait"],
-            "--old-groups wait --max-lag 0: replay.old_groups.wait_s=1.0 with replay.max_lag=0: every batch has only "
-            "groups of its own version; set the first key to 0. In a forecast, --old-groups evict sets this",
-        ),
         (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are not a whole number of hosts"),
         (["--from", "RUN", "--gpus", "1"], "the learner needs at least 1 GPU, and an engine 1"),
         (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "is too small for an engine"),

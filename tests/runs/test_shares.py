@@ -46,8 +46,10 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     busy = {"servers_without_graphs": 2.0, "servers_queued": 30.0, "scheduler_busy": 0.9}
     write(tmp_path, "actor-0", [{"idle": 0.25, **busy}, {"idle": 0.75, **busy, "servers_queued": 10.0}])
     write(tmp_path, "actor-1", [{"idle": 0.0, "servers_queued": 1.0}])
-    counted = {"learner_waited_for_labels_s": 10.0, "accepted": 50.0, "evicted": 5.0, "depth_pending": 3.0}
-    later = {"learner_waited_for_labels_s": 25.0, "accepted": 100.0, "evicted": 15.0, "depth_pending": 5.0}
+    counted = {"learner_waited_for_labels_s": 10.0, "depth_pending": 3.0}
+    counted |= {"tokens_accepted": 500.0, "tokens_evicted": 50.0, "tokens_masked": 0.0}
+    later = {"learner_waited_for_labels_s": 25.0, "depth_pending": 5.0}
+    later |= {"tokens_accepted": 1000.0, "tokens_evicted": 120.0, "tokens_masked": 30.0}
     write(tmp_path, "replay", [counted, later])
     seen = idle_shares(Run(tmp_path))
     assert seen is not None
@@ -56,5 +58,5 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     assert seen.phases == {"wait": 0.4, "publish": 0.1}
     assert (seen.actors, seen.actors_idle) == (2, 0.25)
     assert (seen.scorers, seen.scorers_idle) == (0, None)
-    assert (seen.evicted, seen.pending) == (0.2, 4.0)
+    assert (seen.too_old, seen.pending) == (0.2, 4.0)
     assert (seen.without_graphs, seen.queued, seen.scheduler_busy) == (2.0, 21.0, 0.9)

@@ -22,10 +22,13 @@ groups first, and so all that are left. The claim holds from the beginning of ve
 - Step: a batch that is full of groups as old as u lowers both numbers by one batch. Any other batch takes all complete
   groups as old as u. It is planned only once `unfinished` <= `later`, which is the claim for the time after that batch.
 
-The first point needs `min_version` of tickets: an episode starts only once its engine serves the version that was the
-newest when its ticket was given out. With the default limit, tickets may name older ones (`starts/fresh_starts.py`),
-so the proof then holds for most episodes only. The wait ends at the latest when all groups are complete, since nothing
-is unfinished then. Groups that filters refuse make the numbers smaller.
+The first point needs the versions of tickets: an episode starts only once its engine serves a version that is old
+enough for the claim. If the wait has a limit of its own, that is the version that was the newest when the ticket was
+given out. With the default limit, a ticket may name an older version, by which its group still is among the first r(u)
+(`starts/fresh_starts.py`).
+
+The wait ends at the latest when all groups are complete, since nothing is unfinished then. Groups that filters refuse
+make the numbers smaller.
 
 A step trains groups for which it has waited: by the claim they fit into its batch, which takes the oldest groups first.
 So the wait is useful at the last step of a run, too, although later(u) then counts batches that never come.
@@ -33,7 +36,8 @@ So the wait is useful at the last step of a run, too, although later(u) then cou
 Some groups still become too old:
 
 - groups that are given up after the limit of a wait, which is short by default
-- groups of episodes that started with an older version than the newest
+- groups of episodes that started with an older version than their ticket names, after a wait of minutes
+- groups that still run while a step takes nothing of this shard
 - surplus groups of `replay.oversample`
 - groups that outlive a change to a smaller max_lag
 
@@ -55,6 +59,9 @@ from asyncrl.text import duration
 
 FIRST_WAITED_FOR = "first_waited_for"
 """The counter that has the oldest version whose groups are waited for. Older groups were given up after a limit."""
+EARLY_STARTS = "early_starts"
+"""The counter with the largest number of versions between the oldest version that a ticket names and the version at
+which its group was opened."""
 LIMITS_REACHED = "wait_limits_reached"
 """The counter of steps that were planned only because the wait had reached its limit."""
 STEPS = 8
@@ -125,17 +132,21 @@ class OldGroups:
             (name, group) for name, group in GroupRecord.all(tx) if group.training and not all(group.labelled)
         ]
         complete = sorted(each.oldest for each in ready)
-        # No token is older than its group. Most often this is enough to see that there is no need to wait.
-        rough = self._exceeding(step, sorted(group.begun for _, group in unfinished), complete)
+        # Most often a bound on the versions is enough to see that there is no need to wait.
+        early = tx.counter(EARLY_STARTS)
+        rough = self._exceeding(step, sorted(group.begun - early for _, group in unfinished), complete)
         if not rough:
             return None
-        old = (each for name, group in unfinished if group.begun <= rough[-1] for each in self._oldest(tx, name, group))
+        least = rough[-1] + early
+        old = (each for name, group in unfinished if group.begun <= least for each in self._oldest(tx, name, group))
         first = max(self._settings.oldest_allowed(self._settings.version_at(step)), tx.counter(FIRST_WAITED_FOR))
-        begun = sorted(version for version in old if version >= first)
-        exceeding = self._exceeding(step, begun, complete)
+        # Groups that are too old, or were given up, take places of a batch only if their old tokens are masked.
+        begun = sorted(version for version in old if self._settings.masks_old or version >= first)
+        exceeding = [version for version in self._exceeding(step, begun, complete) if version >= first]
         if not exceeding:
             return None
-        return OldWait(bisect_right(begun, exceeding[0]) - self._later(step, exceeding[0]), begun[0], exceeding[-1])
+        groups = bisect_right(begun, exceeding[0]) - self._later(step, exceeding[0])
+        return OldWait(groups, next(version for version in begun if version >= first), exceeding[-1])
 
     def _is_full(self, tx: Transaction) -> bool:
         """True if the store takes no further episodes, so that an old group could not be completed."""

@@ -114,7 +114,11 @@ class Planning:
         """The recorded plan of `step`, or a new plan, which waits for no old groups. It has no trajectories if too few
         groups are ready. Raises RefusedError: `step` has no plan, and is not the next step to plan."""
         self._reach(tx, step)
-        return self._planned(tx, step, lambda wait: False) or self._record(tx, step, [])
+        if (plan := self._planned(tx, step, lambda wait: False)) is not None:
+            return plan
+        # Admission lets in a batch for each step. This one takes none, so that it must let in none.
+        tx.add("committed", self._settings.batch_size)
+        return self._record(tx, step, [])
 
     def _reach(self, tx: Transaction, step: int) -> None:
         """Note that the learner has reached `step`."""

@@ -300,7 +300,9 @@ class Labelling:
         tx.afterwards(self._filter_limit.accepted)
         spread = float(np.std([member.reward for member in members]))
         self._stages.begin(tx, Stage.READY, name)
-        oldest, newest = min(member.oldest for member in played), max(member.newest for member in played)
+        # A greedy member is not trained, so its tokens do not make a group young enough.
+        trained = played[1:] if self._settings.greedy_sibling and not members[0].is_demonstration else played
+        oldest, newest = min(member.oldest for member in played), max(member.newest for member in trained or played)
         tx.append("ready", ReadyGroup(name, oldest, spread, newest))
 
     def _unmet(self, tx: Transaction, labels: Labels) -> str:

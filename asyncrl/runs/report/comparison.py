@@ -112,7 +112,7 @@ OLD_GROUPS = {
     "waited_s": "seconds of waits for old groups",
     "wait_limits": "waits for old groups that reached their limit",
 }
-"""Results that a comparison has only if a run has some: most runs have no option of replay.old_groups."""
+"""Results that a comparison has only if a run has some: in some runs no group becomes too old."""
 
 
 @dataclass(frozen=True, slots=True)

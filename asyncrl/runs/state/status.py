@@ -43,7 +43,7 @@ TOO_OLD = "too old"
 """The only reason for which a trajectory is evicted: it exceeds `replay.max_lag`."""
 FLOW = (
     *("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"),
-    *("failures", "scoring_failures", "refused", "tokens_thrown_away"),
+    *("failures", "scoring_failures", "refused", "tokens_thrown_away", "tokens_masked"),
 )
 TOKENS = ("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead")
 DEPTHS = ("pending", "tickets", "groups", "ready", "again")

@@ -237,6 +237,41 @@ def test_a_ticket_asks_for_the_version_at_which_it_is_given_out(tmp_path: Path) 
     assert oldest_of_next(tmp_path / "does not", 0) == {0}
 
 
+def test_a_step_waits_for_a_group_whose_ticket_names_an_older_version_than_the_newest(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(2, BATCH), sampler=Oldest(), wait_s=None), lease_s=FOREVER)
+    straggler: list[Ticket] = []
+    for step in range(2):
+        play(core, core.tickets(4, holding=[each.id for each in straggler]))
+        assert core.plan(step) is not None
+        core.now += 10.0
+        core.publish(step + 1)
+        straggler = straggler or core.tickets(2)
+    assert {each.min_version for each in straggler} == {0}, "of a group that was opened at version 1"
+    play(core, core.tickets(4, holding=[each.id for each in straggler]))
+    assert core.plan(2) is None, "step 3 may not train version 0"
+    core.deliver(straggler, version=0)
+    core.label_all()
+    plan = core.plan(2)
+    assert plan is not None
+    assert {each.group_id for each in straggler} <= set(plan.group_ids)
+
+
+@pytest.mark.parametrize("empty", [0, 3])
+def test_steps_that_take_nothing_of_a_shard_let_in_no_further_episodes(empty: int, tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(2, BATCH), sampler=Oldest()), lease_s=FOREVER)
+    for step in range(5):
+        if step < empty:
+            assert core.ask(PlanAtOnce(step)).ids == []
+        else:
+            core.run_episodes(BATCH, version=step)
+            assert core.plan(step) is not None
+        core.publish(step + 1)
+    held: list[str] = []
+    while more := core.tickets(8, holding=held):
+        held += [each.id for each in more]
+    assert len(held) == 3 * BATCH
+
+
 def test_the_wait_is_no_reason_to_start_more_or_fewer_episodes(tmp_path: Path) -> None:
     core = waiting(tmp_path, spare_batches=0.0)
     straggler = step_with_a_straggler(core)

@@ -96,6 +96,15 @@ def test_a_group_without_a_young_token_is_thrown_away(tmp_path: Path) -> None:
     assert core.status()["evicted"] == 4
 
 
+def test_a_greedy_member_which_is_not_trained_keeps_no_group(tmp_path: Path) -> None:
+    core = masking(tmp_path, greedy_sibling=True)
+    for ticket in at_version_2(core):
+        put(core, ticket, 0, 0, 0 if ticket.member else 2)
+    core.label_all()
+    assert core.plan(2) is None
+    assert core.status()["evicted"] == 4
+
+
 def test_a_plan_without_old_tokens_records_nothing_of_them(tmp_path: Path) -> None:
     core = masking(tmp_path)
     for ticket in core.tickets(4):

@@ -114,24 +114,24 @@ KEPT = "; or keep such groups with a longer replay.old_groups.wait_s (docs/repla
             [f"{SERVED}, while 3 scorers were idle for 90%: cluster.scorers=2 is enough"],
         ),
         (
-            shares(evicted=0.14),
+            shares(too_old=0.14),
             [
-                "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3, or lower "
+                "14% of the sampled tokens were thrown away as too old: raise replay.max_lag from 2 to 3, or lower "
                 f"actor.concurrency from 64{KEPT}"
             ],
         ),
         (
-            shares(evicted=0.14, learner_idle=0.42),
+            shares(too_old=0.14, learner_idle=0.42),
             [
-                "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
+                "14% of the sampled tokens were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
                 "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
                 f"{KEPT}"
             ],
         ),
         (
-            starved("episodes", actors_idle=0.5, pending=12.0, evicted=0.14),
+            starved("episodes", actors_idle=0.5, pending=12.0, too_old=0.14),
             [
-                "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
+                "14% of the sampled tokens were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
                 "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
                 f"{KEPT}"
             ],
@@ -165,16 +165,16 @@ def test_servers_are_added_by_their_own_key() -> None:
 def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
     config = TrainConfig(model=ModelConfig(path="model"))
     config.replay.spare_batches = None
-    assert advise(shares(evicted=0.14), settings_of(config)) == [
-        "14% of the episodes were thrown away as too old, while the learner hardly waits: set "
+    assert advise(shares(too_old=0.14), settings_of(config)) == [
+        "14% of the sampled tokens were thrown away as too old, while the learner hardly waits: set "
         f"replay.sampler.kind=oldest replay.spare_batches=0.5{KEPT}"
     ]
     config.replay.sampler.max_times_sampled = 2
-    assert "spare_batches" not in advise(shares(evicted=0.14), settings_of(config))[0], "it would have no effect"
+    assert "spare_batches" not in advise(shares(too_old=0.14), settings_of(config))[0], "it would have no effect"
 
 
 def test_groups_that_are_too_old_can_be_kept_by_what_is_not_set_yet() -> None:
-    config, seen = TrainConfig(model=ModelConfig(path="model")), shares(evicted=0.14)
+    config, seen = TrainConfig(model=ModelConfig(path="model")), shares(too_old=0.14)
     ways = "keep such groups with replay.old_groups.mask=true or a longer replay.old_groups.wait_s (docs"
     config.replay.old_groups.mask = False
     assert ways in advise(seen, settings_of(config))[0]

@@ -66,7 +66,10 @@ def _manager(source: VerlConfig) -> Iterator[Setting | str]:
         if params := _params(source, name):
             yield "scoring.manager.params", params
     elif name not in ("naive", "dapo", None):
-        yield f"{MANAGER}={name}: asyncrl lacks this manager; name a class by its dotted path in scoring.manager.name"
+        yield (
+            f"{MANAGER}={name}: asyncrl lacks this manager; name a class of yours by its dotted path in "
+            "scoring.manager.name, or in verl's words by reward.reward_manager.source=importlib"
+        )
     yield from _overlong(source)
 
 
