@@ -17,7 +17,8 @@ class ViewSettings:
     - `servers`: the configured number of servers; None if it is not configured;
     - `per_gpu`: the number of servers on each GPU; None if a GPU cannot have several;
     - `keys`: the folder with the keys of clients; None if the run has no keys;
-    - `unread`: the scores that change nothing, each with advice (see `config.unread`).
+    - `unread`: the scores that change nothing, each with advice (see `config.unread`);
+    - `can_mask`: true if the run may train groups without their tokens that are too old.
     """
 
     steps: int
@@ -37,3 +38,4 @@ class ViewSettings:
     algorithm: AlgorithmConfig
     unread: Mapping[str, str]
     replay: ReplayConfig
+    can_mask: bool

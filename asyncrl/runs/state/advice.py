@@ -93,7 +93,7 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     elif cause == "old_groups":
         lag, old = settings.replay.max_lag, settings.replay.old_groups
         kept = ", with replay.old_groups.mask=true, which trains what the shorter wait leaves"
-        kept = kept if old.mask is False else ""
+        kept = kept if settings.can_mask and old.mask is False else ""
         shorter = "set replay.old_groups.wait_s=0"
         if old.wait_s is not None:
             shorter = f"lower replay.old_groups.wait_s from {old.wait_s:g}"
@@ -182,7 +182,7 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
         return
     lag, replay = settings.replay.max_lag, settings.replay
     thrown = f"{seen.too_old:.0%} of the sampled tokens were thrown away as too old"
-    larger, kept = f"raise replay.max_lag from {lag} to {lag + 1}", _ways_to_keep(replay)
+    larger, kept = f"raise replay.max_lag from {lag} to {lag + 1}", _ways_to_keep(settings)
     if replay.oversample > 1:
         yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"
     elif seen.learner_idle > STARVED:
@@ -196,14 +196,15 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
         yield f"{thrown}: {larger}, or lower actor.concurrency from {settings.concurrency}{kept}"
 
 
-def _ways_to_keep(replay: ReplayConfig) -> str:
+def _ways_to_keep(settings: ViewSettings) -> str:
     """The options of replay.old_groups that would throw away fewer groups, as the end of a sentence. Empty if there are
     none left."""
-    if not replay.max_lag or replay.sampler.max_times_sampled > 1:
-        return ""
-    old, is_oldest = replay.old_groups, replay.sampler.kind == "oldest"
+    old = settings.replay.old_groups
     wait = f"{'a longer ' if old.wait_s is None else ''}replay.old_groups.wait_s"
-    left = {"replay.old_groups.mask=true": old.mask is False, wait: is_oldest and not old.wait_s}
+    left = {
+        "replay.old_groups.mask=true": settings.can_mask and old.mask is False,
+        wait: settings.replay.can_wait and not old.wait_s,
+    }
     ways = [way for way, is_left in left.items() if is_left]
     where = "(docs/replay.md#groups-that-become-too-old)"
     return f"; or keep such groups with {' or '.join(ways)} {where}" if ways else ""

@@ -188,6 +188,13 @@ def test_groups_that_are_too_old_can_be_kept_by_what_is_not_set_yet() -> None:
     assert "replay.old_groups" not in advise(seen, settings_of(config))[0]
 
 
+def test_no_advice_names_a_mask_that_a_start_would_refuse() -> None:
+    config = TrainConfig(model=ModelConfig(path="model"))
+    config.replay.old_groups.mask, config.implicit.train = False, True
+    assert "mask" not in advise(shares(too_old=0.14), settings_of(config))[0]
+    assert "mask" not in advise(starved("old_groups"), settings_of(config))[0]
+
+
 def test_slow_servers_are_named_with_what_mends_them_while_the_learner_waits() -> None:
     config = TrainConfig(model=ModelConfig(path="model"))
     config.engine.kind, config.engine.server.per_gpu, config.actor.concurrency = "sglang", 2, 512
