@@ -144,7 +144,7 @@ def spare_batches(config: ReplayConfig) -> float | None:
 
 
 def wait_s(config: ReplayConfig) -> float | None:
-    """The longest wait for old groups. 0: no step waits; `None`: as long as the learner trains a step."""
+    """The longest wait for old groups. 0: no step waits; `None`: the default limit (see `batches/old_groups.py`)."""
     given = config.old_groups.wait_s
     return given if given is not None or config.can_wait else 0.0
 

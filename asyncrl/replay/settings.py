@@ -35,7 +35,8 @@ class ReplaySettings:
     - `spare_batches`: the number of batches that may be complete, in addition to the learner's batch, before fewer
       episodes start (see `pacing`). `None`: only admission limits the episodes.
     - `wait_s`: the longest time for which a step waits for running groups that would become too old (see `old_groups`).
-      0: no step waits. `None`: for at most the time that the learner takes to train a step.
+      0: no step waits. `None`: for at most the time that the learner takes to train a step, or
+      less if it seldom lacks a full batch.
     - `masks_old`: true if tokens that are too old are masked instead of throwing away their group (see `old_tokens`).
     - `greedy_sibling`: true if the first member of every group is sampled greedily.
     - `needs`: returns the kinds of scores that the tasks of a data source need.

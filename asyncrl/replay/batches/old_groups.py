@@ -50,7 +50,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store.records import GroupRecord, ReadyGroup, TicketRecord, TrajectoryRecord
@@ -66,6 +66,9 @@ LIMITS_REACHED = "wait_limits_reached"
 """The counter of steps that were planned only because the wait had reached its limit."""
 STEPS = 8
 """The number of last steps whose median time of training limits a wait if the settings have no limit."""
+IDLE = 3
+"""A wait takes at most this many times the time for which the learner lacks a full batch anyway. Groups that complete
+during the wait shorten that time. A learner that never lacks a batch, since engines are faster, never waits."""
 ASKED_S = 60.0
 """A learner that has requested nothing for longer than this has died, or was stopped. Its wait begins again."""
 
@@ -100,16 +103,23 @@ class OldGroups:
         self._planned: tuple[int, float] | None = None
         self._is_first = True
         self._step_s = deque[float](maxlen=STEPS)
+        self._asked_for: tuple[int, float] | None = None
+        self._is_counted = False
+        self._idle_s = deque[float](maxlen=STEPS)
 
     @property
     def limit_s(self) -> float:
-        """The longest wait: `ReplaySettings.wait_s`, or the median time for which the learner trained the last steps. 0
-        before this time is known."""
+        """The longest wait: `ReplaySettings.wait_s`, or the median time for which the learner trained the last steps,
+        but at most IDLE times as long as it then lacked a full batch, on average. 0 before these times are known."""
         fixed = self._settings.wait_s
-        return fixed if fixed is not None else median(self._step_s or (0.0,))
+        if fixed is not None:
+            return fixed
+        return min(median(self._step_s or (0.0,)), IDLE * fmean(self._idle_s or (0.0,)))
 
     def reached(self, step: int) -> None:
         """Note that the learner requests `step`, since it has trained all steps before."""
+        if self._asked_for is None or self._asked_for[0] != step:
+            self._asked_for, self._is_counted = (step, self._clock()), False
         if self._planned is None or step == self._planned[0]:
             return
         follows = step == self._planned[0] + 1
@@ -121,7 +131,14 @@ class OldGroups:
     def given(self, step: int) -> None:
         """Note that the learner gets the plan of `step`. With several shards it requests the plan again until every
         shard has one, and then trains."""
+        self._full(step)
         self._planned = step, self._clock()
+
+    def _full(self, step: int) -> None:
+        """Note that the batch of `step` is full: what the learner waits from now on, it waits for old groups."""
+        if self._asked_for is not None and self._asked_for[0] == step and not self._is_counted:
+            self._idle_s.append(self._clock() - self._asked_for[1])
+            self._is_counted = True
 
     def wait(self, tx: Transaction, step: int, ready: Sequence[ReadyGroup]) -> OldWait | None:
         """The groups for which `step` must wait. `None` if it may be planned now. `ready` are the complete groups that
@@ -185,6 +202,7 @@ class OldGroups:
     def may_wait(self, tx: Transaction, step: int, wait: OldWait) -> bool:
         """True if the learner, which has nothing else to do, still waits. False once the wait of this step has reached
         its limit."""
+        self._full(step)
         now = self._clock()
         if self._since is None or self._since[0] != step or now - self._asked > ASKED_S:
             self._since = step, now

@@ -237,23 +237,47 @@ def test_a_ticket_asks_for_the_version_at_which_it_is_given_out(tmp_path: Path) 
     assert oldest_of_next(tmp_path / "does not", 0) == {0}
 
 
-def test_a_step_waits_for_a_group_whose_ticket_names_an_older_version_than_the_newest(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_settings(admission=Admission(2, BATCH), sampler=Oldest(), wait_s=None), lease_s=FOREVER)
+def at_step_2(folder: Path, idle_s: float) -> tuple[Core, list[Ticket]]:
+    """Before step 2, for which a full batch is complete. For each earlier step the learner first lacked a batch for
+    `idle_s` seconds, and then trained for 10 s. Also returns the tickets of a running group, which was opened at
+    version 1, but names version 0. Step 3 may not train version 0."""
+    core = Core(folder, make_settings(admission=Admission(2, BATCH), sampler=Oldest(), wait_s=None), lease_s=FOREVER)
     straggler: list[Ticket] = []
     for step in range(2):
+        assert core.plan(step) is None
+        core.now += idle_s
         play(core, core.tickets(4, holding=[each.id for each in straggler]))
         assert core.plan(step) is not None
         core.now += 10.0
         core.publish(step + 1)
         straggler = straggler or core.tickets(2)
-    assert {each.min_version for each in straggler} == {0}, "of a group that was opened at version 1"
+    assert {each.min_version for each in straggler} == {0}
     play(core, core.tickets(4, holding=[each.id for each in straggler]))
-    assert core.plan(2) is None, "step 3 may not train version 0"
+    return core, straggler
+
+
+def test_a_step_waits_for_a_group_whose_ticket_names_an_older_version_than_the_newest(tmp_path: Path) -> None:
+    core, straggler = at_step_2(tmp_path, idle_s=1.0)
+    assert core.plan(2) is None
     core.deliver(straggler, version=0)
     core.label_all()
     plan = core.plan(2)
     assert plan is not None
     assert {each.group_id for each in straggler} <= set(plan.group_ids)
+
+
+@pytest.mark.parametrize(("idle_s", "limit_s"), [(0.0, 0.0), (1.0, 3.0), (2.0, 6.0), (100.0, 10.0)])
+def test_a_default_wait_is_in_proportion_to_the_time_for_which_the_learner_lacks_a_batch(
+    idle_s: float, limit_s: float, tmp_path: Path
+) -> None:
+    """Each wait slows down a run whose engines are faster than its learner. No wait is longer than the training."""
+    core, _ = at_step_2(tmp_path, idle_s)
+    waited_s = 0.0
+    while core.plan(2) is None:
+        core.now += 0.5
+        waited_s += 0.5
+    # The full batch of step 2 counts as time without a lack.
+    assert limit_s * 2 / 3 <= waited_s <= limit_s
 
 
 @pytest.mark.parametrize("empty", [0, 3])
