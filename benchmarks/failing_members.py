@@ -52,8 +52,8 @@ SHARES = (0.01, 0.05, 0.2)
 FIRST, STEPS = 15, 45
 LONG = 4
 OLD_GROUPS: dict[str, dict[str, Any]] = {
-    "evicted": {},
-    "evicted and reissued": {"reissue_evicted": True},
+    "evicted": {"wait_s": 0.0},
+    "evicted and reissued": {"wait_s": 0.0, "reissue_evicted": True},
     "waited for": {"wait_s": 3600.0},
 }
 """Maps each treatment of groups that become too old to its settings of the replay."""
