@@ -22,9 +22,9 @@ groups first, and so all that are left. The claim holds from the beginning of ve
 - Step: a batch that is full of groups as old as u lowers both numbers by one batch. Any other batch takes all complete
   groups as old as u. It is planned only once `unfinished` <= `later`, which is the claim for the time after that batch.
 
-The first point needs the versions of tickets: an episode starts only once its engine serves a version that is old
-enough for the claim. If the wait has a limit of its own, that is the version that was the newest when the ticket was
-given out. With the default limit, a ticket may name an older version, by which its group still is among the first r(u)
+The claim also needs the versions that tickets name: an episode starts only once its engine serves that version or a
+newer one. If the wait has a limit of its own, a ticket names the version that is the newest when it is given out. With
+the default limit, it may name an older version u, if all groups in no plan are at most r(u) at that moment
 (`starts/fresh_starts.py`).
 
 The wait ends at the latest when all groups are complete, since nothing is unfinished then. Groups that filters refuse

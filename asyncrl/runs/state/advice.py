@@ -25,7 +25,8 @@ QUEUED = 8
 """Fewer waiting requests are not a sign of a server that is too small: new requests wait for the next step anyway."""
 SATURATED = 0.9
 """Actors limit their servers if their event loops use more than this share of a core each."""
-TOO_OLD = 0.05
+MUCH_TOO_OLD = 0.05
+"""Too many tokens are too old if they are more than this share of the sampled ones."""
 LONG_PHASE = 0.2
 """Publishing weights should take less than this share of a step's time, and so should waiting for checkpoints."""
 MOST_OF = 0.5
@@ -134,7 +135,7 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
         yield f"{engines}: the {seen.cores} cores of this machine limit the run"
     elif seen.actors_idle < BUSY:
         yield f"{engines}: add engines ({_more_engines(seen, settings)})"
-    elif seen.pending >= 1 and seen.too_old > TOO_OLD:
+    elif seen.pending >= 1 and seen.too_old > MUCH_TOO_OLD:
         return  # More episodes at once would be older still; `_too_old` has the advice.
     elif seen.pending >= 1:
         more = 2 * settings.concurrency
@@ -178,7 +179,7 @@ def _served(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
 
 
 def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
-    if seen.too_old <= TOO_OLD:
+    if seen.too_old <= MUCH_TOO_OLD:
         return
     lag, replay = settings.replay.max_lag, settings.replay
     thrown = f"{seen.too_old:.0%} of the sampled tokens were thrown away as too old"
