@@ -36,7 +36,7 @@ def judge(run: Run, again: Path, witnesses: Sequence[Witness], judged: Collectio
     with closing(StoredRun(run.dir / "replay")) as stored:
         counters, audit = stored.counters(), stored.audit(uses=1)
         known = {name for name in {*judged, *_acknowledged(witnesses)} if stored.record(name).facts is None}
-        over_bound = _over_bound(stored)
+        too_old = over_bound(stored, MAX_LAG)
     states = Counter(audit["states"])
     waiting = sum(states[state] for state in WAITING)
     ended = {state.value: counters[state] for state in COUNTED}
@@ -48,13 +48,13 @@ def judge(run: Run, again: Path, witnesses: Sequence[Witness], judged: Collectio
         "acknowledged_to_witnesses": len(_acknowledged(witnesses)),
         "lost": audit["lost"] + len(known),
         "trained_twice": audit["trained_twice"],
-        "over_bound": over_bound,
+        "over_bound": too_old,
         "weights_equal": _weights(run.dir) == _weights(again),
     }
     broken = {
         "lost": figures["lost"] > 0,
         "trained twice": figures["trained_twice"] > 0,
-        "over the bound": over_bound > 0,
+        "over the bound": too_old > 0,
         "weights differ": not figures["weights_equal"],
         "planned, but not trained": audit["planned"] != figures["trained"],
         "the equation": figures["acknowledged"] != figures["trained"] + sum(ended.values()) + waiting,
@@ -69,16 +69,18 @@ def _acknowledged(witnesses: Sequence[Witness]) -> set[str]:
     return set().union(*(witness.acknowledged for witness in witnesses))
 
 
-def _over_bound(stored: StoredRun) -> int:
-    """Trajectories that were planned with a token older than the bound, by the tokens themselves."""
+def over_bound(stored: StoredRun, max_lag: int) -> int:
+    """The number of trajectories with a trained token above the age bound, by the versions of the tokens."""
     too_old = 0
     for step in range(stored.steps()):
         plan = stored.plan(step)
         assert plan is not None
-        for name in plan.ids:
+        # Without masks all sampled tokens are trained. Version 0 is the oldest.
+        for name, first in zip(plan.ids, plan.first_trained or [0] * len(plan.ids), strict=True):
             trajectory = stored.trajectory(name)
             assert trajectory is not None, name
-            too_old += plan.version - trajectory.oldest_version > MAX_LAG
+            trained = trajectory.versions[trajectory.versions >= first]
+            too_old += bool((plan.version - trained > max_lag).any())
     return too_old
 
 
