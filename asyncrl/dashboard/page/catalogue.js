@@ -64,7 +64,7 @@ export const FIGURES = [
     ["lr", "Learning rate", [learner("lr", "policy")]],
   ]),
   ...group("Age of the data", [
-    ["lag", "Lag of trained trajectories", [learner("lag/*", "lag ", digits)], { stack: true, unit: "trajectories", ramp: true, about: "Trajectories by the lag of their oldest token, in versions: a colour for each lag." }],
+    ["lag", "Lag of trained trajectories", [learner("lag/*", "lag ", digits)], { stack: true, unit: "trajectories", ramp: true, about: "Trajectories by the lag of their oldest trained token, in versions: a colour for each lag." }],
     ["token_lag", "Lag of trained tokens", [learner("token_lag/*", "lag ", digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Sampled tokens by their own lag." }],
     ["mismatch", "Mismatch of engine and learner", [learner("mismatch/kl", "KL (k1)"), learner("mismatch/k3", "KL (k3)"), learner("mismatch/chi_square", "\u03c7\u00b2")],
       { about: "Divergence of the learner's log-probs from the log-probs at sampling. It should stay small; a rise means stale or differing engines." }],

@@ -15,7 +15,7 @@ const COLUMNS = [
   ["turns", "turns", "turns of the policy"],
   ["tool_calls", "calls", "tool calls"],
   ["branches", "branches", "token sequences: more than one if an agent rewrote its history"],
-  ["lag", "lag", "policy versions between its oldest token and the learner"],
+  ["lag", "lag", "policy versions between its oldest token that is not masked and the learner"],
   ["finish", "finish", "completed, truncated at a limit, or a demonstration"],
   ["source", "source", "the data source of its task"],
 ];

@@ -30,7 +30,8 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     - `step`: the learner step that trained it. For a held-out episode, the number of learner steps before its
       evaluation;
     - `version`: the policy version that was trained or evaluated then;
-    - `lag`: the number of versions between its oldest token and `version`; -1 for a demonstration;
+    - `lag`: the number of versions between its oldest token that is not masked and `version`; -1 if all are masked,
+      and for a demonstration;
     - `source`: the task's data source;
     - `tokens`, `sampled`: the numbers of all its tokens, and of the tokens that the policy sampled;
     - `turns`: the number of the policy's turns;
@@ -135,11 +136,18 @@ def row_of(
         tools=tuple(sorted(set(calls))),
         tool_calls=len(calls),
         finish=trajectory.finish.value,
-        lag=-1 if trajectory.is_demonstration else version - trajectory.oldest_version,
+        lag=_lag(version, trajectory, masked),
         version=version,
         flags=(*why, *_flags(trajectory, labels.extra)),
         masked=masked,
     )
+
+
+def _lag(version: int, trajectory: Trajectory, masked: int) -> int:
+    if trajectory.is_demonstration or masked == trajectory.sampled_tokens:
+        return -1
+    # In a trajectory with branches, older tokens may stand behind newer ones.
+    return version - int(np.sort(trajectory.versions[trajectory.loss_mask])[masked])
 
 
 def _flags(trajectory: Trajectory, extra: Mapping[str, float]) -> list[str]:

@@ -71,16 +71,21 @@ def test_random_groups_differ_by_step_and_seed_and_so_does_the_best_of_equals() 
     assert len(firsts) > 4
 
 
-def test_the_row_of_a_kept_episode_has_its_masked_tokens() -> None:
-    episodes = example_step(0, members=2, groups=1).episodes
-    sampled = [each.row.sampled for each in episodes]
-    trained = [sampled[0] - 3, sampled[1]]
-    plan = replace(plan_of(1, 2), sampled=sampled, first_trained=[1, 1], trained=trained)
-    for of, masked in ((plan, [3, 0]), (replace(plan, first_trained=(), trained=()), [0, 0])):
+def test_the_row_of_a_kept_episode_has_its_masked_tokens_and_the_lag_of_the_others() -> None:
+    episodes = example_step(2, members=2, groups=1).episodes
+    trajectory = episodes[1].trajectory
+    sampled, old = trajectory.sampled_tokens, int((trajectory.versions == 1).sum())
+    assert 0 < old < sampled
+    for masked, lag in ((0, 1), (old - 1, 1), (old, 0), (sampled - 1, 0), (sampled, -1)):
+        all_sampled = [episodes[0].row.sampled, sampled]
+        plan = replace(plan_of(1, 2, 2), sampled=all_sampled)
+        if masked:
+            plan = replace(plan, first_trained=[1, 2], trained=[all_sampled[0], sampled - masked])
         choice = KeptChoice([0, 1], {0: [], 1: []})
-        sample = Sample(of, choice, [each.trajectory for each in episodes], [each.labels for each in episodes])
+        sample = Sample(plan, choice, [each.trajectory for each in episodes], [each.labels for each in episodes])
         numbers = np.zeros((3, sum(len(each.trajectory) for each in episodes)), np.float32)
-        assert [each.row.masked for each in sample.with_numbers(numbers).episodes] == masked
+        rows = [each.row for each in sample.with_numbers(numbers).episodes]
+        assert [(row.masked, row.lag) for row in rows] == [(0, 0), (masked, lag)]
 
 
 def test_a_group_that_is_too_large_is_left_out_and_counted() -> None:
