@@ -146,7 +146,7 @@ def row_of(
 def _lag(version: int, trajectory: Trajectory, masked: int) -> int:
     if trajectory.is_demonstration or masked == trajectory.sampled_tokens:
         return -1
-    # In a trajectory with branches, older tokens may stand behind newer ones.
+    # In a trajectory with branches, newer tokens may come before older ones.
     return version - int(np.sort(trajectory.versions[trajectory.loss_mask])[masked])
 
 
