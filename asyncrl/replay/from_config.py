@@ -65,7 +65,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         reissue_evicted=replay.reissue_evicted,
         spare_batches=spare_batches(replay),
         wait_s=wait_s(replay),
-        masks_old=masks_old(replay) and not config.implicit.train,
+        masks_old=config.can_mask and masks_old(replay),
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
         max_failure_share=config.actor.max_failure_share,
@@ -150,7 +150,7 @@ def wait_s(config: ReplayConfig) -> float | None:
 
 
 def masks_old(config: ReplayConfig) -> bool:
-    """True if tokens that are too old are masked, unless a process model is trained from outcomes (implicit.train)."""
+    """True if tokens that are too old are masked in a run that can (`TrainConfig.can_mask`)."""
     given = config.old_groups.mask
     return config.can_mask if given is None else given
 

@@ -59,7 +59,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
         algorithm=config.algorithm,
         unread=unread_scores(config.scoring, config.algorithm, config.replay.filter.score),
         replay=config.replay,
-        can_mask=config.replay.can_mask and not config.implicit.train,
+        can_mask=config.can_mask,
     )
 
 

@@ -52,3 +52,8 @@ class TrainConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
+
+    @property
+    def can_mask(self) -> bool:
+        """True if tokens that are too old may be masked: an implicit process model learns from whole episodes."""
+        return self.replay.can_mask and not self.implicit.train
