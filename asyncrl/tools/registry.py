@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from asyncrl.chat.formats.schemas import ANY
 from asyncrl.config.extensions import EXTENSIONS
 from asyncrl.config.imports import imported
 from asyncrl.config.keys import did_you_mean
@@ -62,6 +63,7 @@ def _load(name: str) -> type[Tool]:
     if not (isinstance(cls, type) and issubclass(cls, Tool)):
         raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.tools.Tool")
     _refuse_incomplete(name, getattr(cls, "schema", None))
+    _refuse_unknown_types(name, cls.schema["parameters"])
     return cls
 
 
@@ -75,3 +77,16 @@ def _refuse_incomplete(name: str, schema: object) -> None:
         f"actor.tools: {name!r} needs a `schema` with name, description and parameters; it lacks {', '.join(lacking)}"
         f"{inner}"
     )
+
+
+def _refuse_unknown_types(name: str, parameters: object) -> None:
+    """Refuse parameters with a misspelt type, which would take every value."""
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    for parameter, schema in properties.items() if isinstance(properties, Mapping) else ():
+        kinds = schema.get("type", ()) if isinstance(schema, Mapping) else ()
+        for kind in (kinds,) if isinstance(kinds, str) else kinds:
+            if kind not in ANY:
+                raise ConfigError(
+                    f"actor.tools: {name!r} has a `schema` whose parameter {parameter!r} is of the unknown type "
+                    f"{kind!r}{did_you_mean(kind, sorted(ANY))}"
+                )

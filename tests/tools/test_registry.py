@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -18,6 +19,14 @@ from asyncrl.tools.registry import BUILT_IN, tool_classes
 class NoSchema(Tool):
     async def execute(self, arguments: object) -> str:
         return ""
+
+
+class MisspeltType(NoSchema):
+    schema: ClassVar = {
+        "name": "find",
+        "description": "finds a word",
+        "parameters": {"type": "object", "properties": {"word": {"type": ["null", "strng"]}}},
+    }
 
 
 def test_every_built_in_tool_loads(tmp_path: Path):
@@ -40,6 +49,7 @@ def test_tools_are_keyed_by_the_name_that_the_policy_calls():
         (["asyncrl.tools.base.Missing"], "cannot be imported"),
         (["asyncrl.types.Task"], "must be a subclass"),
         ([f"{__name__}.NoSchema"], "needs a `schema`"),
+        ([f"{__name__}.MisspeltType"], "parameter 'word' is of the unknown type 'strng'; did you mean string"),
         (["calculator", "slow_calculator"], "both called 'calculator'"),
     ],
 )
