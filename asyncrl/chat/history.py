@@ -3,7 +3,8 @@
 Clients may change an earlier turn of the policy when they send it back. They omit the reasoning, or move it into the
 content or into a separate field. They strip blanks, or write calls as text.
 
-So turns of the policy are compared only by content and calls. All other messages must be the same word for word.
+So turns of the policy are compared only by content and calls. All other messages must be the same word for word. Of
+several candidates that are the same, `same_thoughts` tells which one is repeated.
 
 For example, the library smolagents sends calls as text: after the policy's text it writes `Calling tools:` and a list
 of calls, as Python prints it. Its CodeAgent lists the code that the policy wrote as a call of `python_interpreter`.
@@ -34,11 +35,17 @@ def same_message(repeated: Message, known: Message) -> bool:
     """True if a message is the same as `known`, apart from the changes that clients make to turns of the policy."""
     if same_value(repeated, known):
         return True
-    if not repeated["role"] == known["role"] == "assistant":
+    if not repeated["role"] == known["role"] == "assistant" or not (_is_text(repeated) and _is_text(known)):
         return False
     said, known_said = _said(repeated), _said(known)
     made, known_made = _calls(repeated), _calls(known)
     return (said == known_said and same_value(made, known_made)) or (not made and _lists(said, known_said, known_made))
+
+
+def same_thoughts(repeated: Sequence[Message], known: Sequence[Message]) -> int:
+    """The number of turns in `repeated` whose thought is that of the turn of `known` at their place."""
+    pairs = ((one, other) for one, other in zip(repeated, known, strict=False) if one["role"] == "assistant")
+    return sum(bool(thought := _thought(one)) and thought == _thought(other) for one, other in pairs)
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -58,8 +65,18 @@ def _same_kinds(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool)
 
 
+def _is_text(turn: Message) -> bool:
+    """True if the content is text, or there is none: rows of data may have lists of blocks."""
+    return isinstance(turn.get("content") or "", str)
+
+
 def _said(turn: Message) -> str:
-    return split_thought(turn["content"])[1].strip()
+    return split_thought(turn.get("content") or "")[1].strip()
+
+
+def _thought(turn: Message) -> str:
+    written = split_thought(turn.get("content") or "")[0] if _is_text(turn) else ""
+    return (turn.get("reasoning_content") or written).strip()
 
 
 def _calls(turn: Message) -> list[tuple[str, Any]]:

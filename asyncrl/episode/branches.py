@@ -170,10 +170,14 @@ class Prefix(NamedTuple):
 
     def repeated_by(self, messages: Sequence[Message]) -> bool:
         """True if `messages` begin with this conversation."""
-        *before, turn = self.messages
+        before = self.messages[:-1]
         if len(messages) <= len(before) or not repeats(messages[: len(before)], before):
             return False
-        return any(same_message(messages[len(before)], each) for each in (turn, self.shown) if each is not None)
+        return self.is_repeated_as(messages[len(before)])
+
+    def is_repeated_as(self, message: Message) -> bool:
+        """True if `message` repeats the completion."""
+        return any(same_message(message, each) for each in (self.messages[-1], self.shown) if each is not None)
 
     def begins(self, tokens: NDArray[np.int32]) -> bool:
         """True if `tokens` begin with these tokens."""

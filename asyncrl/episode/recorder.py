@@ -11,7 +11,7 @@ and one of three things happens:
 * The request only adds messages to a recorded completion after which the branch has more tokens. Then a new branch
   begins with a copy of the tokens up to the completion, and the suffix.
 * The request continues no completion. Then a new branch begins with the whole conversation as its prompt. In this
-  prompt, earlier completions are context, which is not trained.
+  prompt, earlier completions are context, which is not trained. It has the tool calls of those that it repeats.
 
 For a request in tokens, a completion fits if the request begins with the tokens of its branch up to the end of this
 completion. The request continues the longest one that fits.
@@ -31,6 +31,7 @@ time, and end in any order. These invariants hold:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -40,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
-from asyncrl.chat.history import Message, same_value
+from asyncrl.chat.history import Message, same_thoughts, same_value
 from asyncrl.engine.base import Generation, PlacedImage, collapsed
 from asyncrl.episode.branches import Branch, Prefix, image_arrays, moved, routed_experts
 from asyncrl.episode.images import EpisodeImages, GivenTokens
@@ -150,7 +151,8 @@ class Recorder:
                 calls = [call for turn in turns for call in turn.tool_calls]
                 branch.add(prefix.tokens, Role.PROMPT, calls, images=prefix.images)
         if len(added):
-            branch.add(added, Role.TOOL if prefix else Role.PROMPT, images=images)
+            calls = [] if prefix else self._repeated_calls(request.messages)
+            branch.add(added, Role.TOOL if prefix else Role.PROMPT, calls, images=images)
         branch.reserved = min(room, request.max_tokens or room)
         return Reservation(request, branch, start, self.truncated)
 
@@ -296,16 +298,42 @@ class Recorder:
         """The prefix that the request continues (None if it continues none), and the tokens that the request adds."""
         if request.tokens is not None:
             return self._continued(request.tokens)
+        if prefix := self._repeated(request):
+            following = request.messages[len(prefix.messages) :]
+            added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
+            if self._keeps(prefix, added, request):
+                return prefix, self._images.placed(added, following)
+        given = self._images.placed(self._chat.prompt(request.messages, request.tools), request.messages)
+        return None, given if self.completions else self._within_limit(given)
+
+    def _repeated(self, request: CompletionRequest) -> Prefix | None:
+        """The newest completion that the request repeats with everything before it, and to which it adds only messages
+        that the policy did not write. Of several candidates for the same turn, it is the one whose thoughts the request
+        repeats."""
+        found: list[Prefix] = []
         for prefix in reversed(self.completions):
+            if found and len(prefix.messages) != len(found[0].messages):
+                continue
             following = request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
             if is_context and same_value(request.tools, prefix.tools) and prefix.repeated_by(request.messages):
-                added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
-                if self._keeps(prefix, added, request):
-                    return prefix, self._images.placed(added, following)
-                break
-        given = self._images.placed(self._chat.prompt(request.messages, request.tools), request.messages)
-        return None, given if self.completions else self._within_limit(given)
+                found.append(prefix)
+        return max(found, key=lambda each: same_thoughts(request.messages, each.messages), default=None)
+
+    def _repeated_calls(self, messages: Sequence[Message]) -> list[ToolCall]:
+        """The tool calls of the completions that `messages` repeat."""
+        made: list[ToolCall] = []
+        # They are repeated in the order in which they were made, so the search goes on after the last one found.
+        order = deque(self.completions)
+        for message in messages:
+            if message["role"] != "assistant":
+                continue
+            for _ in range(len(order)):
+                order.rotate(-1)
+                if order[-1].is_repeated_as(message):
+                    made += order[-1].turn.tool_calls
+                    break
+        return made
 
     def _continued(self, tokens: NDArray[np.int32]) -> tuple[Prefix | None, GivenTokens]:
         """The longest recorded prefix with which `tokens` begin, and the tokens after it. If several branches have this

@@ -118,7 +118,9 @@ def row_of(
 ) -> KeptRow:
     """The row of an episode that `step` trains under `version`, without its `masked` oldest tokens. `why` are the flags
     that put it into the sample."""
-    calls = [call.name for turn in trajectory.turns for call in turn.tool_calls]
+    # The prompt of a branch has calls, too: those that it repeats from other branches.
+    played = [turn for turn in trajectory.turns if turn.role is Role.ASSISTANT]
+    calls = [call.name for turn in played for call in turn.tool_calls]
     return KeptRow(
         step=step,
         id=trajectory.id,
@@ -131,7 +133,7 @@ def row_of(
         outcome=labels.outcome,
         sampled=trajectory.sampled_tokens,
         tokens=len(trajectory),
-        turns=sum(turn.role is Role.ASSISTANT for turn in trajectory.turns),
+        turns=len(played),
         branches=len(trajectory.branches),
         tools=tuple(sorted(set(calls))),
         tool_calls=len(calls),

@@ -35,6 +35,9 @@ _TRUTH_S = 60.0
 _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
 """The maximum processor time for the ground truth and for the answer, as shares of the time until the deadline."""
 
+_KEPT = 4
+"""The number of processes that wait for further answers. A rule whose functions are made anew for each answer would
+otherwise leave a process for each."""
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)
 """The signals that end a process whose stack or memory an expression has used up."""
 
@@ -47,7 +50,7 @@ Confined = Callable[[Prepare, Compare, str, str, float], Mapping[str, float]]
 
 
 class Confinement:
-    """The processes of one rule, one for each pair of `prepare` and `compare`."""
+    """The processes of one rule, one for each of the last pairs of `prepare` and `compare`."""
 
     def __init__(self) -> None:
         self._processes: dict[tuple[Prepare, Compare], _Process] = {}
@@ -68,6 +71,8 @@ class Confinement:
         scores = process.score(truth, answer, *limits)
         if process.alive:
             self._processes[prepare, compare] = process
+        if len(self._processes) > _KEPT:
+            self._processes.pop(next(iter(self._processes))).close()
         return scores
 
 
@@ -94,9 +99,7 @@ class _Process:
                     return _scores(**reply)
                 prepared = True
         except (EOFError, OSError) as error:
-            self.alive = False
-            self._process.kill()
-            self._process.join()
+            self.close()
             status = self._process.exitcode or 0
             if prepared and status == -signal.SIGPROF:
                 return _scores(0.0, out_of_time=True)
@@ -105,6 +108,12 @@ class _Process:
             if status == -signal.SIGPROF:
                 raise ScoringError(f"the ground truth {truth!r:.100} took over {truth_s:g} s to read") from error
             raise ScoringError(f"the process that compares answers ended with status {status}") from error
+
+    def close(self) -> None:
+        self.alive = False
+        self._pipe.close()
+        self._process.kill()
+        self._process.join()
 
 
 def limit_memory(size: int) -> None:

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from asyncrl.errors import ScoringError
-from asyncrl.types import Task, ToolCall, Trajectory
+from asyncrl.types import Role, Task, ToolCall, Trajectory
 
 ARGUMENTS = ("exact", "subset", "ignore")
 
@@ -33,16 +33,20 @@ def tool_calls(
     ones (`exact`), include them (`subset`), or are not compared (`ignore`). Numbers may differ by `tolerance`,
     absolutely or relatively. With `partial` the score is the number of matching calls divided by the number of expected
     calls. If `extra_calls` is false and the episode made more calls than expected, the divisor is the number of calls
-    made. Only calls of the last branch count. With `every_branch`, calls of all branches count, in the order in which
-    the branches ended.
+    made. Only calls of the last branch count, including those in the history that it repeats. With `every_branch`, the
+    calls of all branches count once each, in the order in which the branches ended.
 
     Raises ScoringError: the ground truth is not a list of calls, or an option is unknown.
     """
     if arguments not in ARGUMENTS:
         raise ScoringError(f"tool_calls: arguments={arguments}; use one of {', '.join(ARGUMENTS)}")
     expected = _expected(task)
-    start = 0 if every_branch else trajectory.branches[-1][0]
-    made = [call for turn in trajectory.turns if turn.start >= start for call in turn.tool_calls]
+    # The prompt of a branch has the calls that it repeats from other branches.
+    start = trajectory.branches[-1][0]
+    counted = [
+        turn for turn in trajectory.turns if (turn.role is Role.ASSISTANT if every_branch else turn.start >= start)
+    ]
+    made = [call for turn in counted for call in turn.tool_calls]
 
     def fits(wanted: ToolCall, call: ToolCall) -> bool:
         if wanted.name != call.name or arguments == "ignore":

@@ -138,3 +138,16 @@ def test_one_process_serves_many_answers():
     assert len(children() - before) == 1
     del confinement
     until(lambda: children() <= before)
+
+
+def test_a_rule_that_makes_its_functions_anew_for_each_answer_keeps_few_processes():
+    confinement, own = Confinement(), psutil.Process()
+    before = {each.pid for each in own.children()}
+
+    def rule(answer: str, tolerance: float) -> float:
+        return confinement.score(
+            time.monotonic() + 60, float, lambda truth, given: abs(float(given) - truth) <= tolerance, "42", answer, 2.0
+        )["score"]
+
+    assert [rule("42.05", 0.1 * (each % 2)) for each in range(12)] == [0.0, 1.0] * 6
+    assert len({each.pid for each in own.children()} - before) <= 4
