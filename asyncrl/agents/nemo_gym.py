@@ -14,12 +14,13 @@ use OpenAI's Responses API, so the server gets exactly the items that the policy
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from asyncrl.agents.chat_api.result import MAX_METRICS, METRIC_NAME, AgentError, AgentResult
+from asyncrl.agents.chat_api.waiting import WaitingAgent
 from asyncrl.agents.policy import PolicyClient, policy_at
 from asyncrl.agents.server import (
     EnvironmentServer,
@@ -46,7 +47,7 @@ sent: the run sets them."""
 Item = Mapping[str, Any]
 
 
-class NemoGymAgent:
+class NemoGymAgent(WaitingAgent):
     """Plays episodes with the resources server at `url`. `ServerOptions` describes the `options`. Raises ConfigError:
     an option has an impossible value."""
 
@@ -56,11 +57,12 @@ class NemoGymAgent:
     def counters(self) -> Mapping[str, float]:
         return self._server.counters()
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+    async def wait_and_play(self, task: Task, base_url: str, api_key: str, begin: Callable[[], None]) -> AgentResult:
         """Play one episode. Raises AgentError: the task has no row, or the server or the policy's endpoint refused a
         request; UnavailableError: the server failed, or cannot be reached."""
         row = _row(task)
         async with self._server.client() as client, policy_at(base_url, api_key) as policy:
+            begin()
             observation = await self._server.begin(lambda: _begin(client, row))
             async with self._server.playing():
                 if observation is None:

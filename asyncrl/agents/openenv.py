@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from asyncrl.agents.chat_api.result import AgentError, AgentResult
+from asyncrl.agents.chat_api.waiting import WaitingAgent
 from asyncrl.agents.policy import Message, PolicyClient, PolicyTurn, policy_at, with_text_added
 from asyncrl.agents.server import (
     EnvironmentServer,
@@ -62,7 +63,7 @@ class Actions:
     as_action: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda name, arguments: arguments
 
 
-class OpenEnvAgent:
+class OpenEnvAgent(WaitingAgent):
     """Plays episodes with the server at `url`. Raises ConfigError: see `ServerOptions`.
 
     `action` names the field of an action that gets the policy's answer. It is needed if the schema does not show which
@@ -79,12 +80,13 @@ class OpenEnvAgent:
     def counters(self) -> Mapping[str, float]:
         return self._server.counters()
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+    async def wait_and_play(self, task: Task, base_url: str, api_key: str, begin: Callable[[], None]) -> AgentResult:
         """Play one episode. Raises AgentError: the task's arguments are malformed, the policy's endpoint refused a
         request, or the policy had no turn; RefusedError: the environment refused the reset; UnavailableError: the
         server failed, or cannot be reached."""
         arguments = _reset_data(task)
         async with self._server.client() as client, policy_at(base_url, api_key) as policy:
+            begin()
             game, first = await self._server.begin(lambda: self._begin(client, arguments))
             try:
                 async with self._server.playing():

@@ -40,7 +40,10 @@ class Player(Protocol):
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
         """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. A
-        player may raise any exception."""
+        player may raise any exception.
+
+        The player calls `episode.begin` once it has what it needs to play: the time before is no part of the episode.
+        """
         ...
 
     def counters(self) -> Mapping[str, float]:
@@ -77,21 +80,20 @@ class EpisodeRunner:
     async def run(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory:
         """Run the episode that `ticket` asks for, or record the demonstration of its task.
 
-        `begin` is called when the engine serves the ticket's version. The trajectory's `timings` maps phases to
-        seconds. The phases are `wait` (for the version), `generate`, and those of the player. Raises the player's
-        exceptions; InvariantError: see Recorder; RefusedError: this runner records no demonstrations, or see
-        DemonstrationRecorder.
+        `begin` is called once the engine serves the ticket's version and the player begins to play. The trajectory's
+        `timings` maps phases to seconds. The phases are `wait` (for the version), `generate`, and those of the player.
+        Raises the player's exceptions; InvariantError: see Recorder; RefusedError: this runner records no
+        demonstrations, or see DemonstrationRecorder.
         """
         if ticket.task.demonstration:
             if self.demonstrate is None:
                 raise RefusedError("data.demonstration is not set on this actor, so no demonstration can be recorded")
             begin()
             return self.demonstrate(ticket)
-        episode = Episode(ticket, self)
+        episode = Episode(ticket, self, begin)
         try:
             with episode.timed("wait"):
                 await self._wait_for_version(ticket)
-            begin()
             rewards = await self.player(episode)
             trajectory = episode.recorder.trajectory(rewards, dict(episode.seconds), self.step_split)
             self.outgoing.keep(ticket.id, episode.recorder.images())
@@ -111,10 +113,12 @@ class EpisodeRunner:
 
 
 class Episode:
-    """The running episode of `ticket`. `seconds` has the seconds of its phases so far."""
+    """The running episode of `ticket`. Its player calls `begin` when it begins to play. `seconds` has the time of each
+    phase so far."""
 
-    def __init__(self, ticket: Ticket, runner: EpisodeRunner) -> None:
+    def __init__(self, ticket: Ticket, runner: EpisodeRunner, begin: Callable[[], None]) -> None:
         self.ticket = ticket
+        self.begin = begin
         self.chat = runner.chat
         self.limits = runner.limits
         self.images = EpisodeImages(runner.images)

@@ -49,6 +49,7 @@ class ToolPlayer:
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
         """Play one episode. Returns the rewards of its tools. Raises ToolError: a tool or the environment failed;
         InteractionError: the user failed."""
+        episode.begin()
         ticket = episode.ticket
         async with self.toolbox.open(ticket) as tools, self.interactions.open(ticket) as user:
             await self._converse(episode, tools, user)

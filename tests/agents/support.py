@@ -39,14 +39,20 @@ def task_with(extra_info: Mapping[str, Any], question: str = "Play.") -> Task:
     return Task("t", [{"role": "user", "content": question}], "", "toys", extra_info=extra_info)
 
 
-async def played(agent: Agent, task: Task, script: Sequence[Any], limits: EpisodeLimits = LIMITS) -> Trajectory:
+async def played(
+    agent: Agent,
+    task: Task,
+    script: Sequence[Any],
+    limits: EpisodeLimits = LIMITS,
+    begin: Callable[[], None] = lambda: None,
+) -> Trajectory:
     """The trajectory of an episode in which the policy says the script."""
     engine = ScriptedEngine(TOKENIZER, script, end=END)
     player = AgentPlayer(agent)
     await player.start()
     try:
         ticket = replace(make_ticket("t/1"), task=task)
-        trajectory = await EpisodeRunner(engine, CHAT, player, limits).run(ticket, lambda: None)
+        trajectory = await EpisodeRunner(engine, CHAT, player, limits).run(ticket, begin)
     finally:
         await player.close()
     assert_trains_what_was_sampled(trajectory, engine)

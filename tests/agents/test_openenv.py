@@ -167,6 +167,17 @@ async def test_an_answer_without_a_call_or_a_cut_one_ends_the_episode_and_so_do_
         assert len(game.taken) == steps + 1, "only the reset"
 
 
+async def test_an_episode_begins_once_the_server_has_a_free_session():
+    game, requests = Guessing(), list[int]()
+    async with served(game.routes()) as url:
+        agent = OpenEnvAgent(url, sessions=1)
+        episodes = [
+            played(agent, task_with({}), ["7"], begin=lambda: requests.append(len(game.taken))) for _ in range(3)
+        ]
+        await asyncio.gather(*episodes)
+    assert 0 == requests[0] < requests[1] < requests[2], "each begins after the steps of the one before"
+
+
 @pytest.mark.slow
 async def test_a_server_that_is_full_or_starts_later_is_asked_again():
     game, port = Guessing(full=2), free_ports(1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
 from asyncrl.agents.chat_api.result import Agent, AgentError, MetricMeans, checked
 from asyncrl.agents.chat_api.server import Bounds, ChatCounts, EpisodeServer
 from asyncrl.agents.chat_api.sessions import Sessions
+from asyncrl.agents.chat_api.waiting import WaitingAgent
 from asyncrl.config.imports import imported
 from asyncrl.episode.episode import Episode
 from asyncrl.errors import ConfigError
@@ -121,11 +122,10 @@ class AgentPlayer:
         agent ignored the failure.
         """
         endpoint, url = self._server.open(episode)
+        play = partial(self._play, episode, url, endpoint.api_key)
         try:
             with episode.timed("agent"):
-                result = checked(
-                    await contained(lambda: self._agent(episode.ticket.task.copy(), url, endpoint.api_key))
-                )
+                result = checked(await contained(play))
             if result.turns:
                 episode.recorder.score_all(result.turns)
         except AgentError as error:
@@ -139,6 +139,13 @@ class AgentPlayer:
         episode.seconds["agent"] = max(0.0, episode.seconds["agent"] - episode.seconds["generate"])
         self._metrics.add(result.metrics)
         return result.rewards
+
+    def _play(self, episode: Episode, url: str, api_key: str) -> Awaitable[Any]:
+        task = episode.ticket.task.copy()
+        if isinstance(self._agent, WaitingAgent):
+            return self._agent.wait_and_play(task, url, api_key, episode.begin)
+        episode.begin()
+        return self._agent(task, url, api_key)
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the actor started, and the means of the agent's metrics since this method was last called."""

@@ -18,12 +18,13 @@ import shutil
 import signal
 from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncrl.agents.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
+from asyncrl.agents.chat_api.waiting import WaitingAgent
 from asyncrl.errors import ConfigError
 from asyncrl.machine.child import Guarded
 from asyncrl.machine.finishing import finish
@@ -70,7 +71,7 @@ class ProgramCounts:
     failed: int = 0
 
 
-class AgentPrograms:
+class AgentPrograms(WaitingAgent):
     """Plays episodes with programs that run `command`, with `environment` added to the inherited variables.
 
     If `processes` is None, each episode has its own program. Otherwise there are `processes` programs, each of which
@@ -101,10 +102,11 @@ class AgentPrograms:
             if program := self._idle.get_nowait():
                 await program.end()
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+    async def wait_and_play(self, task: Task, base_url: str, api_key: str, begin: Callable[[], None]) -> AgentResult:
         """Let a program play one episode. Raises AgentError: the program reported an error, or gave no valid answer."""
         request = {"task": task_body(task), "base_url": base_url, "api_key": api_key}
         program = await self._idle.get() if self._stays else None
+        begin()
         kept = False
         try:
             if program is None or not program.is_usable:

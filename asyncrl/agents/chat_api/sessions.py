@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
 from asyncrl.agents.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
+from asyncrl.agents.chat_api.waiting import WaitingAgent
 from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.types import Task
 
@@ -51,7 +52,8 @@ class SessionCounts:
 
 @dataclass(eq=False)
 class AgentSession:
-    """An episode for an agent that connects. `taken` is true once an agent plays the episode.
+    """An episode for an agent that connects. `taken` is true once an agent plays the episode, and `begin` is called
+    then.
 
     `heard` is the time of the agent's last request, in seconds of the event loop's clock. `in_flight` is the number of
     the agent's unanswered requests.
@@ -61,6 +63,7 @@ class AgentSession:
     task: Mapping[str, Any]
     api_key: str
     over: asyncio.Future[AgentResult]
+    begin: Callable[[], None]
     result: AgentResult = field(default_factory=AgentResult)
     taken: bool = False
     heard: float = 0.0
@@ -72,7 +75,7 @@ class AgentSession:
         return {"id": id, "base_url": f"{base}/{id}/v1", "api_key": self.api_key, "task": self.task}
 
 
-class Sessions:
+class Sessions(WaitingAgent):
     """Lets agents that connect with `key` play episodes.
 
     An episode waits until an agent requests it. After that, the episode fails if `timeout_s` seconds pass without a
@@ -91,11 +94,11 @@ class Sessions:
         counts = {f"agent_sessions_{name}": count for name, count in asdict(self.counts).items()}
         return {**counts, "agent_sessions_waiting": sum(not each.taken for each in self._sessions.values())}
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+    async def wait_and_play(self, task: Task, base_url: str, api_key: str, begin: Callable[[], None]) -> AgentResult:
         """Wait until an agent has played the episode. Raises AgentError: the episode failed or timed out."""
         loop = asyncio.get_running_loop()
         id = unquote(base_url.removesuffix("/v1").rpartition("/")[2])
-        session = self._sessions[id] = AgentSession(id, task_body(task), api_key, loop.create_future())
+        session = self._sessions[id] = AgentSession(id, task_body(task), api_key, loop.create_future(), begin)
         self._waiting.put_nowait(session)
         try:
             while not session.over.done():
@@ -133,6 +136,7 @@ class Sessions:
         except TimeoutError:
             return None
         session.taken = True
+        session.begin()
         self.heard(session)
         self.counts.started += 1
         return session

@@ -26,7 +26,12 @@ class ActorConfig:
         "(0, inf)",
         fixed="stored log-probs were computed at this temperature",
     )
-    episode_timeout_s: float = option(3600.0, "seconds after which an episode fails and is tried again", "(0, inf)")
+    episode_timeout_s: float = option(
+        3600.0,
+        "seconds after which an episode fails and is tried again; the time in which it waits for its weight version, or "
+        "for a free program, session or agent, does not count",
+        "(0, inf)",
+    )
     max_turns: int = option(8, "maximum number of assistant turns in an episode", "[1, inf)")
     max_turn_tokens: int = option(512, "maximum number of tokens in one assistant turn", "[1, inf)")
     max_tokens: int = option(

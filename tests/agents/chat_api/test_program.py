@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,12 @@ class Programs:
         self.player, self.agent, self.task = player, agent, task
         self.played = 0
 
-    async def play(self, limit_s: float | None = None) -> Trajectory:
+    async def play(self, limit_s: float | None = None, begin: Callable[[], None] = lambda: None) -> Trajectory:
         self.played += 1
         engine = ScriptedEngine(TOKENIZER, ["hm", "yes"], end=END)
         runner = EpisodeRunner(engine, CHAT, self.player, LIMITS)
         async with asyncio.timeout(limit_s):
-            return await runner.run(make_ticket(f"t/{self.played}", **self.task), lambda: None)
+            return await runner.run(make_ticket(f"t/{self.played}", **self.task), begin)
 
 
 @asynccontextmanager
@@ -98,6 +98,14 @@ async def test_a_program_plays_an_episode_and_gives_rewards_metrics_and_rewards_
         counters = agents.player.counters()
         assert counters["agent_programs_started"] == 1
         assert counters["agent_programs_failed"] == 0
+
+
+async def test_an_episode_begins_once_a_program_is_free_so_that_its_limit_does_not_count_the_wait():
+    async with programs(PLAYS, processes=1) as agents:
+        answered = list[int]()
+        episodes = [agents.play(begin=lambda: answered.append(agents.player.counts.answered)) for _ in range(3)]
+        await asyncio.gather(*episodes)
+        assert answered == [0, 2, 4], "each begins after the two turns of the one before"
 
 
 async def test_programs_that_stay_play_one_episode_after_another_and_as_many_at_once_as_there_are():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -29,10 +30,10 @@ class Elsewhere:
     def __init__(self, player: AgentPlayer, http: aiohttp.ClientSession, sessions: Sessions) -> None:
         self.player, self.http, self.sessions = player, http, sessions
 
-    def begin(self, name: str) -> asyncio.Task[Trajectory]:
+    def begin(self, name: str, begin: Callable[[], None] = lambda: None) -> asyncio.Task[Trajectory]:
         engine = ScriptedEngine(TOKENIZER, ["hello"] * 3, end=END)
         runner = EpisodeRunner(engine, CHAT, self.player, LIMITS)
-        return asyncio.create_task(runner.run(make_ticket(name), lambda: None))
+        return asyncio.create_task(runner.run(make_ticket(name), begin))
 
     async def post(self, url: str, key: str, body: Any = None) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {key}"}
@@ -61,6 +62,19 @@ async def elsewhere(timeout_s: float = 60.0) -> AsyncIterator[Elsewhere]:
             yield Elsewhere(player, http, sessions)
     finally:
         await player.close()
+
+
+async def test_an_episode_begins_once_an_agent_has_taken_it():
+    async with elsewhere() as actor:
+        begun = list[str]()
+        running = [actor.begin(name, partial(begun.append, name)) for name in ("t/1", "t/2")]
+        await async_until(lambda: actor.sessions.counters()["agent_sessions_waiting"] == 2)
+        assert begun == []
+        await actor.take()
+        assert begun == ["t/1"]
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def test_an_agent_asks_for_an_episode_plays_it_and_gives_rewards():

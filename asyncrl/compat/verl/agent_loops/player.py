@@ -126,6 +126,7 @@ class VerlAgentLoops:
         a request, raises the engine's error, even if the loop ignored it. If the loop fails because the episode has no
         room for another turn, the trajectory is truncated.
         """
+        episode.begin()
         policy, task = EpisodePolicy(episode), episode.ticket.task.copy()
         name = str(task.columns.get(AGENT_NAME) or task.extra_info.get(AGENT_NAME) or self._default)
         try:
