@@ -54,7 +54,8 @@ class KindUnavailableError(ScoringError):
 
 class Scorer:
     """Labels episodes. A lease fails if it names a kind of score whose parameter is None. Several threads may share one
-    Scorer: it calls models from one thread at a time."""
+    Scorer: it calls models from one thread at a time. `model_calls` is the number of calls that have ended, with scores
+    or an error."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Scorer:
         self._step_rewards = step_rewards
         self._labeller = Labeller(config, tokenizer, prm, outcome_model)
         self._models_lock = threading.Lock()
+        self.model_calls = 0
         self._told_of_images = False
 
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
@@ -135,6 +137,8 @@ class Scorer:
             except UnavailableError as error:
                 reason = str(error)
                 raise (ScoringError(reason) if _answers(model) else KindUnavailableError(kind, reason)) from error
+            finally:
+                self.model_calls += 1
 
         with self._models_lock:
             results: list[T | ScoringError] = _together_or_singly(checked, [leases[index] for index in chosen])

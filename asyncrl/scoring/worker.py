@@ -7,8 +7,8 @@ whole.
 If the service that a trajectory needs is unavailable, the trajectory has not failed. It waits in the replay, and for a
 while this scorer leases none that need the service.
 
-Scoring runs in a separate thread, so that leases are renewed during long batches. If a scorer has no results for too
-long, it ends, and its leases go to other scorers.
+Scoring runs in a separate thread, so that leases are renewed during long batches. If for too long a scorer has no
+results and no call of a model ends, the scorer ends, and its leases go to other scorers.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class ScoringWorker:
         self._samples = samples
         self._outages = Outages()
         self._error_logger = ErrorLogger(logger)
+        self._scorer = scorer
+        self._calls = scorer.model_calls
         self._background = _Background(scorer, self._spans)
 
     def run(self, stop: threading.Event, drain: threading.Event) -> None:
@@ -113,7 +115,8 @@ class ScoringWorker:
                 with self._spans.span("deliver", "worker", units=len(results)):
                     self._deliver(units[: len(results)], results)
             units = units[len(results) :]
-            self._keep(progress=bool(results))
+            # A slow model that fails on a whole batch gets its episodes one by one: no result comes before the last.
+            self._keep(progress=bool(results) or self._calls != self._scorer.model_calls)
 
     def report(self) -> None:
         """Log the metrics since the last report."""
@@ -125,7 +128,7 @@ class ScoringWorker:
         """Renew the leases. Raises ScoringError: the scorer hangs."""
         now = self._clock()
         if progress:
-            self._progressed = now
+            self._progressed, self._calls = now, self._scorer.model_calls
         if now - self._progressed > self._config.stall_s:
             raise ScoringError(f"no result within scoring.stall_s={self._config.stall_s:g}: this scorer ends")
         if now - self._renewed > self._renew_s:

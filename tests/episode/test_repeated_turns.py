@@ -1,4 +1,4 @@
-"""What a branch knows of the policy's turns that its prompt repeats: their calls, and which candidate is meant."""
+"""A branch whose prompt repeats turns of the policy has their calls, and continues the candidate that is meant."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ import pytest
 
 from asyncrl.config.schema import GuardConfig, ManagerConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
 from asyncrl.config.schema.scoring import needs
-from asyncrl.errors import RefusedError, ScoringError, WireError
+from asyncrl.errors import RefusedError, ScoringError, UnavailableError, WireError
 from asyncrl.replay.starts.admission import Admission
 from asyncrl.scoring.managers import ManagerScore
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import ScoringWorker
 from tests.fake_replay import FakeReplay, feed_ticket
-from tests.helpers import GENEROUS_S, make_trajectory
+from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, ReplayOf, ServedPRM, answered, make_scorer
 
 
@@ -111,8 +111,44 @@ def test_a_scorer_that_hangs_ends_instead_of_keeping_its_leases_for_ever():
     assert replay.labelled == replay.failed == {}
 
 
+class Shared:
+    """A clock that others set."""
+
+    now, calls = 0.0, 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return self.now
+
+
+class TimesOut(FakePRM):
+    """A model whose server is too slow for every episode, but answers an easy request. A slow call takes 250 s of
+    `clock`, which the worker sees."""
+
+    def __init__(self, clock: Shared):
+        super().__init__()
+        self.clock = clock
+
+    def score(self, transcripts):
+        if [passage.text for passage in transcripts[0]] == ["1 + 1 =", " 2"]:
+            return super().score(transcripts)
+        seen, self.clock.now = self.clock.calls, self.clock.now + 250.0
+        until(lambda: self.clock.calls > seen)
+        raise UnavailableError("no answer in time")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_too_slow_for_each_episode_fails_them_and_its_scorer_goes_on():
+    clock, replay = Shared(), replay_of([answered("72", index) for index in range(5)])
+    worker(replay, clock, prm=TimesOut(clock)).work(threading.Event())
+    assert clock.now == 6 * 250.0
+    assert len(replay.failed) == 5
+
+
 def test_a_scorer_whose_thread_dies_ends():
     class Broken:
+        model_calls = 0
+
         def score(self, leases):
             raise MemoryError("no more")
 
@@ -122,6 +158,8 @@ def test_a_scorer_whose_thread_dies_ends():
 
 def test_labels_that_are_ready_together_are_delivered_together():
     class AllAtOnce:
+        model_calls = 0
+
         def __init__(self):
             self.scorer = make_scorer(WITH_PRM, FakePRM())
 
@@ -196,6 +234,8 @@ def test_a_stop_ends_the_work_after_what_is_being_delivered():
             stop.set()
 
     class OneByOne:
+        model_calls = 0
+
         """The next result comes when the last was delivered."""
 
         def score(self, leases):

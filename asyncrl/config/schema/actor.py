@@ -28,8 +28,8 @@ class ActorConfig:
     )
     episode_timeout_s: float = option(
         3600.0,
-        "seconds after which an episode fails and is tried again; the time in which it waits for its weight version, or "
-        "for a free program, session or agent, does not count",
+        "seconds after which an episode fails and is tried again; the time for which it waits for its weight version, "
+        "or for a free program, session or agent, does not count",
         "(0, inf)",
     )
     max_turns: int = option(8, "maximum number of assistant turns in an episode", "[1, inf)")

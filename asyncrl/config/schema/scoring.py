@@ -268,7 +268,11 @@ class ScoringConfig:
     batch_tokens: int = option(
         65536, "maximum number of tokens in the trajectories that a scorer gets at once", "[1, inf)"
     )
-    stall_s: float = option(600.0, "seconds without a result after which a scorer counts as hung and exits", "(0, inf)")
+    stall_s: float = option(
+        600.0,
+        "seconds without a result or an answer of a model after which a scorer counts as hung and exits",
+        "(0, inf)",
+    )
     eval_samples: int = option(
         1,
         "number of episodes of each data source that a scorer logs, with their scores, in each evaluation",

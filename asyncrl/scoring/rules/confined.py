@@ -36,7 +36,7 @@ _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
 """The maximum processor time for the ground truth and for the answer, as shares of the time until the deadline."""
 
 _KEPT = 4
-"""The number of processes that wait for further answers. A rule whose functions are made anew for each answer would
+"""The number of processes that wait for further answers. A rule that makes its functions for each answer would
 otherwise leave a process for each."""
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)
 """The signals that end a process whose stack or memory an expression has used up."""
