@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -43,6 +44,8 @@ NO_FORMAT = (
 CACHED_SUFFIXES = 8192
 """The number of suffixes that are cached. To render one takes half as long as all other work of a turn, and the results
 of tools such as a calculator repeat often."""
+LONGEST_CACHED = 4096
+"""The largest number of characters of messages whose suffix is cached. Longer results, such as pages, seldom repeat."""
 _NUMBERS_IMAGES = (
     "the model's chat template shows an image in a way that depends on earlier images, such as by its number, but each "
     "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
@@ -114,7 +117,7 @@ class Chat:
 
         Raises RefusedError: the template does not take the messages.
         """
-        return self._prompt(_key(messages, tools))
+        return self._prompt(*_key(messages, tools))
 
     def suffix(self, messages: Messages, tools: Messages, last: int | None = None) -> NDArray[np.int32]:
         """Encode the text between the last token of an assistant turn and the policy's next turn.
@@ -126,7 +129,9 @@ class Chat:
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
-        return self._suffix(_key(messages, tools), last)
+        key = _key(messages, tools)
+        cached = len(key[0]) <= LONGEST_CACHED
+        return self._suffix(*key, last) if cached else self._make_suffix(*key, last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
         """True if `tokens` decode to the text of the template's own rendering of the conversation."""
@@ -259,11 +264,11 @@ class Chat:
         expected, functions = (ToolCall(function["name"], {"mark": MARK}),), {function["name"]: function}
         return next((each for each in FORMATS.values() if parse_turn(written, functions, each).calls == expected), None)
 
-    def _make_prompt(self, key: str) -> NDArray[np.int32]:
-        return _frozen(self._contents.encode(self._template.render(*self._contents.hide(json.loads(key)))))
+    def _make_prompt(self, *key: str) -> NDArray[np.int32]:
+        return _frozen(self._contents.encode(self._template.render(*self._contents.hide([*map(json.loads, key)]))))
 
-    def _make_suffix(self, key: str, last: int | None) -> NDArray[np.int32]:
-        messages, tools = self._contents.hide(json.loads(key))
+    def _make_suffix(self, messages_json: str, tools_json: str, last: int | None) -> NDArray[np.int32]:
+        messages, tools = self._contents.hide([json.loads(messages_json), json.loads(tools_json)])
         names = [message["name"] for message in messages if message["role"] == "tool"]
         marked = calling([*([{}] * (len(names) - 1)), {"mark": MARK}], names) if names else answer(MARK)
         tail = self._template.render([QUESTION, marked, *messages], tools).partition(MARK)[2]
@@ -280,10 +285,11 @@ class Chat:
         return _frozen(ids[1:] if ended else ids)
 
 
-def _key(messages: Messages, tools: Messages) -> str:
-    """Messages and tools as JSON text. Raises RefusedError: they contain bytes, such as an image that was not read."""
+def _key(messages: Messages, tools: Messages) -> tuple[str, str]:
+    """Messages and tools as JSON texts. Raises RefusedError: they contain bytes, such as an image that was not read."""
     try:
-        return json.dumps([messages, tools])
+        # The texts of a large list of tools would take most of the caches' memory, so the keys share one text.
+        return json.dumps(messages), sys.intern(json.dumps(tools))
     except TypeError as error:
         raise RefusedError(f"messages must be text here, without images: {error}") from error
 

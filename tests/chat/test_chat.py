@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,22 @@ def test_stop_ids_are_the_end_of_a_turn_and_the_end_of_text():
     tokenizer.eos_token = "<|endoftext|>"
     assert Chat(tokenizer).stop_ids == tuple(tokenizer.convert_tokens_to_ids([END, "<|endoftext|>"]))
     assert len(Chat(make_tokenizer()).stop_ids) == 1
+
+
+@pytest.mark.slow
+def test_cached_suffixes_share_a_long_list_of_tools_and_leave_out_long_results():
+    chat = Chat(make_tokenizer(CHATML))
+    listed = [{"type": "function", "function": {**TOOLS[0]["function"], "description": "x" * 60_000}}]
+    chat.suffix([tool("the first")], listed)
+    tracemalloc.start()
+    try:
+        for number in range(25):
+            chat.suffix([tool(f"result {number}")], listed)
+            chat.suffix([tool(f"{number} " * 3_000)], listed)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 1 << 19
 
 
 def test_the_same_results_are_rendered_once():
