@@ -55,6 +55,9 @@ class Evaluating:
         if not self.every or self.stop.ranks.rank != 0:
             return
         if is_new:
+            if not self.is_due(steps):
+                # An earlier start of a solved run may have logged this evaluation, and `remove_repeated` has kept it.
+                self.metrics.repeats(steps)
             self.replay.evaluate(self.versions.after(steps))
             self.progress.evaluations[steps] = self.versions.after(steps)
         self._log(wait)
