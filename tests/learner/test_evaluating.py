@@ -35,7 +35,7 @@ class Evaluated:
         return {"accuracy": version / 100, "tokens": 9, "newer_tokens": 0, "sources": {}, "sample": []}
 
 
-def resumed(run_dir: Path, replay: Evaluated, progress: Progress, every: int) -> Evaluating:
+def resumed(run_dir: Path, replay: Evaluated, progress: Progress, every: int, asks: bool = True) -> Evaluating:
     """The evaluations of a run of 100 steps that resumes with this progress."""
     ranks = Ranks.alone()
     evaluating = Evaluating(
@@ -47,6 +47,7 @@ def resumed(run_dir: Path, replay: Evaluated, progress: Progress, every: int) ->
         Fanout([JsonLines(metrics_file(run_dir, "evaluation"))]),
         progress,
         StopRequest(ranks, threading.Event()),
+        asks=asks,
         waits=False,
         rated_by=None,
     )
@@ -73,3 +74,24 @@ def test_the_last_evaluation_of_a_solved_run_is_logged_once_over_restarts(tmp_pa
     evaluating = resumed(tmp_path, Evaluated(), Progress(step=57), every=20)
     evaluating.evaluate(57)
     assert logged(tmp_path) == {40: 0.4, 57: 0.57}, "a run that goes on keeps the evaluation"
+
+
+def test_an_evaluation_that_is_not_complete_is_logged_even_if_the_run_resumes_without_evaluations(
+    tmp_path: Path,
+) -> None:
+    # It was logged after the checkpoint of step 50, and the learner was killed.
+    JsonLines(metrics_file(tmp_path, "evaluation")).log(40, {"eval/accuracy": 0.4})
+    progress, replay = Progress(step=50, evaluations={40: 40}), Evaluated()
+    evaluating = resumed(tmp_path, replay, progress, every=0)
+    evaluating.evaluate(50)
+    evaluating.finish(100)
+    assert logged(tmp_path) == {40: 0.4}
+    assert not progress.evaluations
+    assert replay.requested == []
+
+
+def test_a_learner_that_publishes_nothing_waits_for_no_evaluation(tmp_path: Path) -> None:
+    replay = Evaluated()
+    resumed(tmp_path, replay, Progress(step=50, evaluations={40: 40}), every=0, asks=False).finish(100)
+    assert logged(tmp_path) == {}
+    assert replay.requested == []
