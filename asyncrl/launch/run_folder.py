@@ -23,7 +23,7 @@ def store_folders(run_dir: Path) -> list[Path]:
 
 def has_store(run_dir: Path) -> bool:
     """True if the run has a store or a checkpoint, even if it never began a step."""
-    return any((run_dir / CHECKPOINTS).glob("*")) or bool(store_folders(run_dir))
+    return _has_checkpoint(run_dir) or bool(store_folders(run_dir))
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -32,12 +32,17 @@ def is_begun(run_dir: Path) -> bool:
     Raises StoreError: its store cannot be read.
     """
     store = run_dir / STORE
-    if any((run_dir / CHECKPOINTS).glob("*")):
+    if _has_checkpoint(run_dir):
         return True
     if not any(store.rglob("data.mdb")):
         return False
     with Run(run_dir).stored() as stored:
         return any(map(in_use, shard_paths(store))) or any(stored.each(Transaction.count, "plans"))
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    # Before the first step, the folder may have the model's custom code, and the rating of the first weights.
+    return any((run_dir / CHECKPOINTS).glob("step-*"))
 
 
 def set_aside(run_dir: Path) -> Path:
@@ -51,7 +56,7 @@ def set_aside(run_dir: Path) -> Path:
     aside = next(folder for folder in folders if not folder.exists())
     try:
         aside.mkdir()
-        for name in (STORE, _METRICS, CONFIG_FILE, IDENTITY_FILE):
+        for name in (STORE, CHECKPOINTS, _METRICS, CONFIG_FILE, IDENTITY_FILE):
             # A link moves as a link. The configuration moves after the store, so that an interrupted move is repeated.
             if os.path.lexists(run_dir / name):
                 (run_dir / name).rename(aside / name)

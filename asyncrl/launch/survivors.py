@@ -3,6 +3,8 @@
 When a supervisor is killed, the kernel asks its roles to stop, but a learner that saves may run for minutes.
 `processes.json` in the run's folder names the processes. Processes of this machine are asked to end, and killed after a
 while. A process of another machine is ended by a launcher that can reach it, or ends when its lease expires.
+
+`starting_alone` does the same for one role, whose Ray actor was killed.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -74,19 +76,37 @@ def end_here(
 ) -> None:
     """End the roles of the folder that still run on this machine. Only the folder's owner may call this."""
     alive = {record.identity: name for name, record in read_records(run_dir).items() if record.identity.is_alive}
-    left = [Survivor(name, each, run_dir / ALIVE_FOLDER / name) for each, name in (_found(run_dir) | alive).items()]
+    alive_folder = run_dir / ALIVE_FOLDER
+    left = [Survivor(name, each, alive_folder / name) for each, name in (_found(alive_folder) | alive).items()]
     end_all(left, stop or threading.Event(), stop_s, finish_s)
 
 
-def _found(run_dir: Path) -> dict[ProcessIdentity, str]:
-    """Map each process of this machine that was started as a role of the folder to the name of the role.
+@contextmanager
+def starting_alone(beats: Path) -> Iterator[None]:
+    """Start a role whose heartbeat is the file `beats` within the block, where no other process of this machine starts
+    it. First, the processes of an earlier start on this machine end.
+
+    Raises UnavailableError: a killed process does not end.
+    """
+    beats.parent.mkdir(parents=True, exist_ok=True)
+    with beats.with_name(f"{beats.name}.start").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        earlier = [each for each, name in _found(beats.parent).items() if name == beats.name]
+        end_all([Survivor(beats.name, each, beats) for each in earlier], threading.Event())
+        yield
+
+
+def _found(alive: Path) -> dict[ProcessIdentity, str]:
+    """Map each process of this machine that was started as a role with a heartbeat in the folder `alive` to the name of
+    the role.
+
     `processes.json` does not suffice: it lacks a process that started while the disk was full, or just before the
     supervisor was killed."""
     found = {}
     for each in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             beats = each.environ().get(HEARTBEAT_VARIABLE)
-            is_role = beats and each.pid != os.getpid() and Path(beats).parent.samefile(run_dir / ALIVE_FOLDER)
+            is_role = beats and each.pid != os.getpid() and Path(beats).parent.samefile(alive)
             if is_role and (identity := ProcessIdentity.of(each.pid)):
                 found[identity] = Path(beats).name
     return found

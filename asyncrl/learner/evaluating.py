@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluating:
-    """Evaluates the weights every `every` steps, before the first step and after the last. If `every` is 0, it
-    evaluates nothing. Only rank 0 requests evaluations and logs their results to `metrics`. With `waits`, training
-    continues only once each result has arrived. `rated_by` is the name of the result by which checkpoints are compared,
-    to keep the best ones. None: they are not compared.
+    """Evaluates the weights every `every` steps, before the first step and after the last. If `every` is 0, it requests
+    no evaluations, but logs the results of those that were requested before. Only the rank with `asks` requests
+    evaluations and logs their results to `metrics`. With `waits`, training continues only once each result has arrived.
+    `rated_by` is the name of the result by which checkpoints are compared, to keep the best ones. None: they are not
+    compared.
     """
 
     every: int
@@ -33,6 +34,7 @@ class Evaluating:
     metrics: Sink
     progress: Progress
     stop: StopRequest
+    asks: bool
     waits: bool
     rated_by: str | None
 
@@ -49,12 +51,15 @@ class Evaluating:
         is_last = steps == self.versions.total_steps
         # A run that ends early has already evaluated weights that were due, and not published others.
         is_new = is_last or not (self.is_due(steps) or steps % self.versions.publish_every)
-        self.stop.together(self._evaluate, steps, is_new, True)
+        self.stop.together(self._evaluate, steps, bool(self.every) and is_new, True)
 
     def _evaluate(self, steps: int, is_new: bool, wait: bool) -> None:
-        if not self.every or self.stop.ranks.rank != 0:
+        if not self.asks:
             return
         if is_new:
+            if not self.is_due(steps):
+                # An earlier start of a solved run may have logged this evaluation, and `remove_repeated` has kept it.
+                self.metrics.repeats(steps)
             self.replay.evaluate(self.versions.after(steps))
             self.progress.evaluations[steps] = self.versions.after(steps)
         self._log(wait)

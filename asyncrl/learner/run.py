@@ -215,6 +215,8 @@ class _Parts:
             connections.evaluations,
             progress,
             stop,
+            # Only rank 0 publishes weights. If recorded batches are trained again, nothing can be evaluated.
+            asks=connections.publisher is not None,
             # Servers that share the learner's GPUs cannot evaluate while the learner trains.
             waits=self.gpus.shares,
             rated_by=learner.best_by if learner.keep_best else None,

@@ -63,6 +63,9 @@ class Sink:
     def resumed(self, step: int) -> None:
         """Expect the values of this step and of later steps again, since an earlier process may have logged them."""
 
+    def repeats(self, step: int) -> None:
+        """Expect the values of this step again, in place of those that were logged, if there are any."""
+
     def log(self, step: int, values: Mapping[str, Value]) -> None:
         """Take named values at a step."""
 
@@ -106,6 +109,9 @@ class Fanout(Sink):
 
     def resumed(self, step: int) -> None:
         self._each(lambda sink: sink.resumed(step))
+
+    def repeats(self, step: int) -> None:
+        self._each(lambda sink: sink.repeats(step))
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
         plain = _plain(values)

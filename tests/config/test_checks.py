@@ -54,6 +54,11 @@ def bad(option: Option) -> object:
     return {list: [one], dict: {"a": [one]}}.get(type(option.default), one)
 
 
+@pytest.mark.parametrize(("seed", "refused"), [(-1, True), (0, False), (2**32 - 1, False), (2**32, True)])
+def test_a_seed_has_at_most_32_bits(config: TrainConfig, seed: int, refused: bool) -> None:
+    assert bool(refusals(put(config, "run.seed", seed))) is refused
+
+
 @pytest.mark.parametrize(("key", "bad"), constrained())
 def test_a_value_that_breaks_its_constraint_is_refused(config: TrainConfig, key: str, bad: object) -> None:
     (line,) = refusals(put(config, key, bad))

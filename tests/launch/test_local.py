@@ -27,6 +27,7 @@ from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.preflight.tasks.same_tasks import check_same_tasks
+from asyncrl.launch.run_folder import has_store
 from asyncrl.launch.start_warnings import StartWarnings
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.ports import free_ports
@@ -172,6 +173,26 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
     for claims in (resume, claim_with_room):
         with pytest.raises(ConfigError, match=r"other values of these keys(.|\n)*learner\.group_size=2: it was 3"):
             claims(config, run_dir)
+
+
+def test_a_run_begins_anew_if_only_the_code_of_its_model_is_among_its_checkpoints(tmp_path: Path) -> None:
+    config = make_config()
+    config.data.train = [str(tmp_path / "t.parquet")]
+    (tmp_path / "t.parquet").touch()
+    (tmp_path / "checkpoints" / "code").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "ratings.json").touch()
+    claim(config, tmp_path)
+    assert not has_store(tmp_path)
+    config.model.path = "another"
+    resume(config, tmp_path)
+    assert not claim_with_room(config, tmp_path)
+    assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == {"checkpoints", "config.yaml"}
+    assert not (tmp_path / "checkpoints").exists()
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    assert has_store(tmp_path)
+    config.model.path = "a third one"
+    with pytest.raises(ConfigError, match="other values of these keys"):
+        resume(config, tmp_path)
 
 
 def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(

@@ -17,7 +17,13 @@ class RunConfig:
         "train", "name of the run; a second run with the same name resumes it", fixed="another name is another run"
     )
     dir: str = option("runs", "folder that contains the folders of all runs; each of these has the name of its run")
-    seed: int = option(0, "seed of all random choices", fixed="recorded steps and the order of tasks follow from it")
+    seed: int = option(
+        0,
+        "seed of all random choices",
+        # The learner's seed of a step has 64 bits: these 32, and the number of the step.
+        "[0, 4294967295]",
+        fixed="recorded steps and the order of tasks follow from it",
+    )
 
 
 @dataclass

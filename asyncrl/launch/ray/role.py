@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.launch.survivors import end_here
+from asyncrl.launch.survivors import end_here, starting_alone
+from asyncrl.machine.activity import VARIABLE as HEARTBEAT_VARIABLE
 from asyncrl.machine.child import kill_group, start_child
 from asyncrl.machine.identity import ProcessIdentity, this_kernel
 from asyncrl.machine.ports import free_ports
@@ -76,10 +77,14 @@ class HostedRole(OnNode):
     def start(
         self, command: Sequence[str], log_file: str, environment: Mapping[str, str], gpus: Sequence[str] | None
     ) -> RoleReport:
-        """Start `command`, but with this node's Python as its first word. The role sees the GPUs with the names `gpus`;
-        `None`: all GPUs."""
+        """Start `command`, but with this node's Python as its first word, and the heartbeat that `environment` names.
+        The role sees the GPUs with the names `gpus`; `None`: all GPUs.
+
+        If an earlier Ray actor of the role was killed on this node, its process may save for minutes, and this waits
+        until it has ended. Raises UnavailableError: it does not end."""
         visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        self._process = start_child([sys.executable, *command[1:]], Path(log_file), {**environment, **visible})
+        with starting_alone(Path(environment[HEARTBEAT_VARIABLE])):
+            self._process = start_child([sys.executable, *command[1:]], Path(log_file), {**environment, **visible})
         return self.poll()
 
     def poll(self) -> RoleReport:

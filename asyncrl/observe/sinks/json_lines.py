@@ -49,6 +49,11 @@ class JsonLines(Sink):
             self._file.truncate(size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
+    def repeats(self, step: int) -> None:
+        self.close()
+        self._file = None
+        remove_steps(self._path, lambda each: each == step)
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -80,6 +82,29 @@ def test_a_checkpoint_that_cannot_be_written_fails_where_it_is_waited_for_and_th
         checkpoints.wait()
     assert not list(tmp_path.glob(".tmp-*"))
     assert Checkpoints(tmp_path, 2, ranks).restore(models) == Progress(step=1)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_reported_and_removed_later(
+    model: Path, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    remove = shutil.rmtree
+
+    def refuse(folder: Path, ignore_errors: bool = False) -> None:
+        if folder.name == "step-000001":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        remove(folder, ignore_errors)
+
+    models, checkpoints = make_models(model, ranks), Checkpoints(tmp_path, 1, ranks)
+    save_whole(checkpoints, Progress(step=1), models)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", refuse)
+        checkpoints.save(Progress(step=2), models)
+        checkpoints.wait()
+    assert checkpoints.completed() == 2
+    assert f"{tmp_path / 'step-000001'} could not be removed, and still takes space" in caplog.text
+    assert [folder.name for folder in checkpoints.complete()] == ["step-000001", "step-000002"]
+    checkpoints.clean()
+    assert [folder.name for folder in checkpoints.complete()] == ["step-000002"]
 
 
 def test_a_checkpoint_appears_once_every_rank_has_written_its_part(tmp_path: Path):
