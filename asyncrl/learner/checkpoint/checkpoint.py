@@ -283,13 +283,17 @@ class Checkpoints:
 
     def clean(self, pending: Collection[int] = ()) -> None:
         """Remove all checkpoints except the newest. If the best are kept, too, these and the ones whose evaluation is
-        `pending` also stay. Only rank 0 calls this, while no checkpoint is being written."""
+        `pending` also stay. One that cannot be removed is logged, and tried again by the next call. Only rank 0 calls
+        this, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:
             keep += [*self.best()[: self._keep_best], *map(self._path, pending)]
         for folder in [*self._folders(), *self._folder.glob(".tmp-*")]:
             if folder not in keep:
-                shutil.rmtree(folder)
+                try:
+                    shutil.rmtree(folder)
+                except OSError as error:
+                    logger.warning("%s could not be removed, and still takes space on the disk: %s", folder, error)
 
 
 def step_of(folder: Path) -> int:
