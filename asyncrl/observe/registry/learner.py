@@ -143,7 +143,8 @@ _POLICIES = (
     gauge(
         "mismatch/ess",
         "share",
-        "effective sample size (sum w)^2 / (N sum w^2) of the raw importance weights w of the N sampled tokens",
+        "effective sample size (sum w)^2 / (N sum w^2) of the raw importance weights w of the N sampled tokens that no "
+        "grammar restricted. The other metrics `mismatch/` are over these tokens, too",
     ),
     gauge("mismatch/kl", "nats", "KL from the behaviour policy to the proximal policy, as k1"),
     gauge("mismatch/k3", "nats", "KL from the behaviour policy to the proximal policy, as k3"),
