@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.algorithms.advantages.base import Advantage
+from asyncrl.algorithms.advantages.base import Advantage, SequenceAdvantage
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.loss_streams import LossStream
 from asyncrl.algorithms.losses.base import Loss
@@ -101,6 +101,13 @@ def _other_conflicts(parts: Composition, greedy_sibling: bool) -> Iterator[str]:
             "(reject: over=sequence_mean)"
         )
     advantage = f"algorithm.advantage={parts.advantage.name}"
+    by_advantage = [rule.name for rule in parts.corrections if rule.by_advantage]
+    if parts.loss.sequence_level and by_advantage and not isinstance(parts.advantage, SequenceAdvantage):
+        yield (
+            f"algorithm.loss={parts.loss.name} has one ratio a sequence, and algorithm.correction "
+            f"{', '.join(by_advantage)} would drop some of its tokens, because {advantage} gives them different "
+            "advantages: leave out the correction, or choose an advantage of whole sequences, such as grpo"
+        )
     if parts.advantage.needs_greedy and not greedy_sibling:
         yield f"{advantage} needs a greedily sampled member in every group: set algorithm.greedy_sibling=true"
     if greedy_sibling and not parts.advantage.needs_greedy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from asyncrl.algorithms.algorithm import Algorithm
@@ -140,6 +142,14 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
             {"loss": "gspo", "correction": [("reject", {"over": "turn_mean", "high": 1.0})]},
             r"gspo has one ratio a sequence.*reject",
         ),
+        (
+            {"loss": "gspo", "advantage": "grpo_turns", "correction": ["opsm"]},
+            r"gspo has one ratio a sequence, .* opsm would drop some .* because algorithm.advantage=grpo_turns gives",
+        ),
+        (
+            {"loss": "gmpo", "advantage": "gae", "correction": ["outliers"]},
+            r"gmpo has one ratio a sequence, .* outliers would drop some .* because algorithm.advantage=gae gives",
+        ),
         ({"advantage": "vtrace"}, r"algorithm.advantage=vtrace accounts for mu itself: set algorithm.correction=\[\]"),
         ({"correction": ["normalise"]}, r"no weights to normalise: put truncate or mask before it"),
         ({"correction": ["normalise", "truncate"]}, r"no weights to normalise"),
@@ -160,6 +170,17 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
 def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message):
     with pytest.raises(ConfigError, match=message):
         Algorithm.from_config(make_config(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": "gspo", "advantage": "grpo", "correction": ["opsm", "outliers"]},
+        {"loss": "ppo", "advantage": "grpo_turns", "correction": ["opsm", "outliers"]},
+    ],
+)
+def test_parts_that_go_together_are_accepted(changes: dict[str, Any]) -> None:
+    Algorithm.from_config(make_config(**changes))
 
 
 @pytest.mark.parametrize(
