@@ -65,6 +65,11 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
         if weighing and corrects:
             named = f"algorithm.{part.kind}={part.name}"
             yield f"{setting}, and {named} accounts for mu itself: set algorithm.correction=[]"
+    if parts.advantage.uses_ratio and parts.loss.corrects:
+        yield (
+            f"algorithm.advantage={parts.advantage.name} and algorithm.loss={parts.loss.name} both account for mu, so "
+            "its ratio would count twice: set algorithm.loss=gpg"
+        )
     names = [rule.name for rule in parts.corrections]
     if "normalise" in names and not any(rule.weighs for rule in parts.corrections[: names.index("normalise")]):
         yield "algorithm.correction normalise has no weights to normalise: put truncate or mask before it"

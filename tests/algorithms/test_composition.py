@@ -151,6 +151,10 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
             r"gmpo has one ratio a sequence, .* outliers would drop some .* because algorithm.advantage=gae gives",
         ),
         ({"advantage": "vtrace"}, r"algorithm.advantage=vtrace accounts for mu itself: set algorithm.correction=\[\]"),
+        (
+            {"advantage": "vtrace", "loss": "topr", "correction": []},
+            r"advantage=vtrace and algorithm.loss=topr both account for mu, .* set algorithm.loss=gpg",
+        ),
         ({"correction": ["normalise"]}, r"no weights to normalise: put truncate or mask before it"),
         ({"correction": ["normalise", "truncate"]}, r"no weights to normalise"),
         ({"proximal": "behaviour"}, r"pi_prox / mu is 1 everywhere, so truncate would do nothing"),
@@ -177,6 +181,7 @@ def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message
     [
         {"loss": "gspo", "advantage": "grpo", "correction": ["opsm", "outliers"]},
         {"loss": "ppo", "advantage": "grpo_turns", "correction": ["opsm", "outliers"]},
+        {"loss": "gpg", "advantage": "vtrace", "correction": []},
     ],
 )
 def test_parts_that_go_together_are_accepted(changes: dict[str, Any]) -> None:
