@@ -16,6 +16,7 @@ def conflicts(parts: Composition, *, greedy_sibling: bool) -> Iterator[str]:
     """A message for each conflict between the parts. greedy_sibling: True if every group has a greedily sampled
     member."""
     yield from _weight_conflicts(parts)
+    yield from _normalise_conflicts(parts)
     yield from _proximal_conflicts(parts)
     yield from _other_conflicts(parts, greedy_sibling)
     yield from _stream_conflicts(parts)
@@ -70,9 +71,20 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
             f"algorithm.advantage={parts.advantage.name} and algorithm.loss={parts.loss.name} both account for mu, so "
             "its ratio would count twice: set algorithm.loss=gpg"
         )
+
+
+def _normalise_conflicts(parts: Composition) -> Iterator[str]:
     names = [rule.name for rule in parts.corrections]
-    if "normalise" in names and not any(rule.weighs for rule in parts.corrections[: names.index("normalise")]):
+    if "normalise" not in names:
+        return
+    before = parts.corrections[: names.index("normalise")]
+    if not any(rule.weighs for rule in before):
         yield "algorithm.correction normalise has no weights to normalise: put truncate or mask before it"
+    for late in (rule.name for rule in before if rule.follows_policy):
+        yield (
+            f"algorithm.correction normalise runs once before the updates, and {late} in every update, so normalise "
+            f"does not know which tokens {late} drops: put {late} after it"
+        )
 
 
 def _proximal_conflicts(parts: Composition) -> Iterator[str]:

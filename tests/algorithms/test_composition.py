@@ -156,6 +156,10 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
             r"advantage=vtrace and algorithm.loss=topr both account for mu, .* set algorithm.loss=gpg",
         ),
         ({"correction": ["normalise"]}, r"no weights to normalise: put truncate or mask before it"),
+        (
+            {"correction": ["truncate", "opsm", "normalise"]},
+            r"normalise runs once before the updates, and opsm in every update, .*: put opsm after it",
+        ),
         ({"correction": ["normalise", "truncate"]}, r"no weights to normalise"),
         ({"proximal": "behaviour"}, r"pi_prox / mu is 1 everywhere, so truncate would do nothing"),
         ({"proximal": "behaviour", "advantage": "vtrace", "correction": []}, r"so vtrace would do nothing"),
@@ -182,6 +186,7 @@ def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message
         {"loss": "gspo", "advantage": "grpo", "correction": ["opsm", "outliers"]},
         {"loss": "ppo", "advantage": "grpo_turns", "correction": ["opsm", "outliers"]},
         {"loss": "gpg", "advantage": "vtrace", "correction": []},
+        {"correction": ["truncate", "normalise", "opsm"]},
     ],
 )
 def test_parts_that_go_together_are_accepted(changes: dict[str, Any]) -> None:
