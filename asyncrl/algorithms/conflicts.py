@@ -102,6 +102,11 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
             f"{setting}: algorithm.advantage={advantage.name} needs the whole distributions of the proximal policy: "
             "set algorithm.proximal=recompute"
         )
+    if parts.proximal == "behaviour" and parts.has_kl and parts.kl.target:
+        yield (
+            f"{setting}: the coefficient of algorithm.kl target={parts.kl.target} would follow the KL of the policies "
+            "that sampled, and not that of the trained one: set algorithm.proximal=recompute, or target=null"
+        )
     if parts.proximal in INTERPOLATED and (early := names_before_updates(parts)):
         yield (
             f"{setting} is known only in the forward pass of an update, and {', '.join(early)} needs it before the "

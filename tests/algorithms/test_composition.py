@@ -164,6 +164,10 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
         ({"proximal": "behaviour"}, r"pi_prox / mu is 1 everywhere, so truncate would do nothing"),
         ({"proximal": "behaviour", "advantage": "vtrace", "correction": []}, r"so vtrace would do nothing"),
         (
+            {"proximal": "behaviour", "correction": [], "kl": ("k1", {"place": "reward", "target": 0.1})},
+            r"target=0.1 would follow the KL of the policies that sampled, .* set algorithm.proximal=recompute",
+        ),
+        (
             {"proximal": "interpolate", "correction": ["m2po"]},
             r"known only in the forward pass of an update, and m2po needs it before",
         ),
@@ -187,6 +191,8 @@ def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message
         {"loss": "ppo", "advantage": "grpo_turns", "correction": ["opsm", "outliers"]},
         {"loss": "gpg", "advantage": "vtrace", "correction": []},
         {"correction": ["truncate", "normalise", "opsm"]},
+        {"proximal": "behaviour", "correction": [], "kl": ("k1", {"place": "reward"})},
+        {"proximal": "behaviour", "correction": [], "kl": ("none", {})},
     ],
 )
 def test_parts_that_go_together_are_accepted(changes: dict[str, Any]) -> None:
