@@ -156,13 +156,13 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
-    """Metrics of the rewards and lengths in the whole batch, separately for sampled episodes and for demonstrations."""
-    reward, lengths = episodes.reward.double(), episodes.lengths.double()
+    """Metrics of the rewards and lengths in the whole batch, separately for sampled episodes and for demonstrations.
+    Greedily sampled members are left out."""
     shown = {}
     if episodes.demonstrated is not None:
-        taught, played = reward[episodes.demonstrated], ~episodes.demonstrated
+        taught = episodes.reward[episodes.demonstrated].double()
         shown = {"demonstration/episodes": float(taught.numel()), "demonstration/reward": float(taught.mean())}
-        reward, lengths = reward[played], lengths[played]
+    reward, lengths = episodes.reward[episodes.samples].double(), episodes.lengths[episodes.samples].double()
     return {
         **shown,
         "reward/mean": float(reward.mean()),
