@@ -88,6 +88,13 @@ class Episodes:
         return self.group.numel()
 
     @property
+    def samples(self) -> Tensor:
+        """bool[S]: true for the sequences that were drawn from the policy, and so neither shown nor decoded
+        greedily."""
+        others = [each for each in (self.demonstrated, self.greedy) if each is not None]
+        return ~torch.stack([torch.zeros_like(self.group, dtype=torch.bool), *others]).any(0)
+
+    @property
     def groups(self) -> Groups:
         return Groups.of(self.group)
 

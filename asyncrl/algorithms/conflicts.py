@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.algorithms.advantages.base import Advantage
+from asyncrl.algorithms.advantages.base import Advantage, SequenceAdvantage
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.loss_streams import LossStream
 from asyncrl.algorithms.losses.base import Loss
@@ -16,6 +16,7 @@ def conflicts(parts: Composition, *, greedy_sibling: bool) -> Iterator[str]:
     """A message for each conflict between the parts. greedy_sibling: True if every group has a greedily sampled
     member."""
     yield from _weight_conflicts(parts)
+    yield from _normalise_conflicts(parts)
     yield from _proximal_conflicts(parts)
     yield from _other_conflicts(parts, greedy_sibling)
     yield from _stream_conflicts(parts)
@@ -65,9 +66,25 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
         if weighing and corrects:
             named = f"algorithm.{part.kind}={part.name}"
             yield f"{setting}, and {named} accounts for mu itself: set algorithm.correction=[]"
+    if parts.advantage.uses_ratio and parts.loss.corrects:
+        yield (
+            f"algorithm.advantage={parts.advantage.name} and algorithm.loss={parts.loss.name} both account for mu, so "
+            "its ratio would count twice: set algorithm.loss=gpg"
+        )
+
+
+def _normalise_conflicts(parts: Composition) -> Iterator[str]:
     names = [rule.name for rule in parts.corrections]
-    if "normalise" in names and not any(rule.weighs for rule in parts.corrections[: names.index("normalise")]):
+    if "normalise" not in names:
+        return
+    before = parts.corrections[: names.index("normalise")]
+    if not any(rule.weighs for rule in before):
         yield "algorithm.correction normalise has no weights to normalise: put truncate or mask before it"
+    for late in (rule.name for rule in before if rule.follows_policy):
+        yield (
+            f"algorithm.correction normalise runs once before the updates, and {late} in every update, so normalise "
+            f"does not know which tokens {late} drops: put {late} after it"
+        )
 
 
 def _proximal_conflicts(parts: Composition) -> Iterator[str]:
@@ -85,6 +102,11 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
             f"{setting}: algorithm.advantage={advantage.name} needs the whole distributions of the proximal policy: "
             "set algorithm.proximal=recompute"
         )
+    if parts.proximal == "behaviour" and parts.has_kl and parts.kl.target:
+        yield (
+            f"{setting}: the coefficient of algorithm.kl target={parts.kl.target} would follow the KL of the policies "
+            "that sampled, and not that of the trained one: set algorithm.proximal=recompute, or target=null"
+        )
     if parts.proximal in INTERPOLATED and (early := names_before_updates(parts)):
         yield (
             f"{setting} is known only in the forward pass of an update, and {', '.join(early)} needs it before the "
@@ -101,6 +123,13 @@ def _other_conflicts(parts: Composition, greedy_sibling: bool) -> Iterator[str]:
             "(reject: over=sequence_mean)"
         )
     advantage = f"algorithm.advantage={parts.advantage.name}"
+    by_advantage = [rule.name for rule in parts.corrections if rule.by_advantage]
+    if parts.loss.sequence_level and by_advantage and not isinstance(parts.advantage, SequenceAdvantage):
+        yield (
+            f"algorithm.loss={parts.loss.name} has one ratio a sequence, and algorithm.correction "
+            f"{', '.join(by_advantage)} would drop some of its tokens, because {advantage} gives them different "
+            "advantages: leave out the correction, or choose an advantage of whole sequences, such as grpo"
+        )
     if parts.advantage.needs_greedy and not greedy_sibling:
         yield f"{advantage} needs a greedily sampled member in every group: set algorithm.greedy_sibling=true"
     if greedy_sibling and not parts.advantage.needs_greedy:

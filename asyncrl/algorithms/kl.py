@@ -37,11 +37,15 @@ class Kl(Part):
 
     weight: float = param(1e-3, "coefficient; with target, its initial value", "[0, inf)")
     place: str = param(
-        "loss", "loss: add the KL to the loss; reward: subtract it from the reward", choices=("loss", "reward")
+        "loss",
+        "loss: add the KL to the loss; reward: subtract it from the reward, as the KL of the proximal policy, which "
+        "with algorithm.proximal=behaviour is the policy that sampled",
+        choices=("loss", "reward"),
     )
     target: float | None = param(
         None,
-        "KL per token at which the coefficient aims: it is adapted after each step; null: the coefficient is fixed",
+        "KL per token at which the coefficient aims: it is adapted after each step; null: the coefficient is fixed, as "
+        "it must be with algorithm.proximal=behaviour",
         "(0, inf)",
     )
     horizon: int = param(

@@ -32,8 +32,19 @@ LAG_BINS = 17
 """Token lags 0 to 15 have a bin each. The last bin has all larger lags."""
 
 
+def token_sums(view: PolicyTokens, tokens: Tokens) -> dict[str, Tensor]:
+    """The number of all policy tokens, and how many of them have each lag."""
+    sums = {"tokens": tokens.behaviour.new_full((), view.index.numel(), dtype=torch.float64)}
+    if tokens.lag is not None:
+        lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
+        ones = torch.ones_like(lag, dtype=torch.float64)
+        # Unlike bincount, this does not make the host wait for the GPU.
+        sums["token_lag"] = ones.new_zeros(LAG_BINS).index_add_(0, lag, ones)
+    return sums
+
+
 def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
-    """Sums that compare behaviour and proximal policy over all policy tokens.
+    """Sums that compare behaviour and proximal policy over the policy tokens that no grammar restricted.
 
     log_w float[M] is log pi_prox - log mu, clamped.
     """
@@ -41,9 +52,9 @@ def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Ten
     logs, behaviour = spans.sum(log_w), spans.mean(view.take(tokens.behaviour))
     mean = logs / spans.lengths.clamp(min=1)
     present = spans.lengths > 0
-    sums = {
-        "tokens": logs.new_full((), log_w.numel()),
-        "sequences": present.count_nonzero().double(),
+    return {
+        "age/tokens": logs.new_full((), log_w.numel()),
+        "age/sequences": present.count_nonzero().double(),
         "age/log": logs.sum(),
         "age/excess": _sum(excess),
         "age/excess_squared": _sum(excess.square()),
@@ -54,11 +65,6 @@ def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Ten
         RAW: bin_counts(log_w),
         "age/sequence_squared": torch.where(present, (2 * clamp_log(logs)).exp(), 0.0).sum(),
     }
-    if tokens.lag is not None:
-        lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
-        # Unlike bincount, this does not make the host wait for the GPU.
-        sums["token_lag"] = logs.new_zeros(LAG_BINS).index_add_(0, lag, torch.ones_like(lag, dtype=logs.dtype))
-    return sums
 
 
 def update_sums(
@@ -116,8 +122,8 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
     """The step's metrics from the sums of `age_sums`, `update_sums` and step_loss.py. `rules` are the names of
     corrections.
 
-    mismatch/ compares behaviour and proximal policy on all policy tokens. update/ compares proximal and trained policy
-    on the kept tokens. A share is a share of all policy tokens.
+    mismatch/ compares behaviour and proximal policy on the policy tokens that no grammar restricted. update/ compares
+    proximal and trained policy on the kept tokens. A share is a share of all policy tokens.
     """
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     tokens, kept = max(1.0, get.get("tokens", 0.0)), max(1.0, get.get("kept", 0.0))
@@ -126,8 +132,10 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
         result[MASKED_BY_GRAMMARS] = get[MASKED_BY_GRAMMARS] / tokens
     result["masked/any"] = 1 - get.get("kept", 0.0) / tokens if get.get("tokens") else 0.0
     result["noop"] = float(get.get("kept", 0.0) == 0)
-    if get.get("tokens"):
-        result |= _ages(get, tokens)
+    if get.get("age/tokens"):
+        result |= _ages(get)
+    if "return/sum" in get and get.get("tokens"):
+        result |= _mean_and_std("return", get, tokens)
     if "token_lag" in sums:
         result |= _lags(sums["token_lag"].tolist())
     result |= shares(sums)
@@ -148,13 +156,13 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
-    """Metrics of the rewards and lengths in the whole batch, separately for sampled episodes and for demonstrations."""
-    reward, lengths = episodes.reward.double(), episodes.lengths.double()
+    """Metrics of the rewards and lengths in the whole batch, separately for sampled episodes and for demonstrations.
+    Greedily sampled members are left out."""
     shown = {}
     if episodes.demonstrated is not None:
-        taught, played = reward[episodes.demonstrated], ~episodes.demonstrated
+        taught = episodes.reward[episodes.demonstrated].double()
         shown = {"demonstration/episodes": float(taught.numel()), "demonstration/reward": float(taught.mean())}
-        reward, lengths = reward[played], lengths[played]
+    reward, lengths = episodes.reward[episodes.samples].double(), episodes.lengths[episodes.samples].double()
     return {
         **shown,
         "reward/mean": float(reward.mean()),
@@ -173,10 +181,11 @@ def level_groups(episodes: Episodes, score: str) -> float:
     return float(level.double().mean())
 
 
-def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
+def _ages(get: Mapping[str, float]) -> dict[str, float]:
+    tokens, sequences = get["age/tokens"], get["age/sequences"]
     excess, squared = get["age/excess"] / tokens, get["age/excess_squared"] / tokens
-    second_moment, sequences = squared + 2 * excess + 1, max(1.0, get["sequences"])
-    result = {
+    second_moment = squared + 2 * excess + 1
+    return {
         # If all ratios are at their lower bound, rounding leaves nothing of their squares.
         "mismatch/ess": (1 + excess) ** 2 / second_moment if second_moment > 0 else 0.0,
         "mismatch/kl": -get["age/log"] / tokens,
@@ -186,9 +195,6 @@ def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
         "mismatch/chi_square_sequence": get["age/sequence_squared"] / sequences - 1,
         **{f"mismatch/{name}": get[f"age/{name}"] / sequences for name in PERPLEXITIES},
     }
-    if "return/sum" in get:
-        result |= _mean_and_std("return", get, tokens)
-    return result
 
 
 def _updates(get: Mapping[str, float], kept: float, tokens: float) -> dict[str, float]:

@@ -69,6 +69,7 @@ class PolicyTokens:
     - `owner` int64[R]: the indices of the sequences in the global batch
     - `starts` int64[R]: the position among the N tokens at which each sequence begins
     - `packed`: N
+    - `whole`: the selection from which `narrow` chose these tokens; None: this one is whole
     """
 
     index: Tensor
@@ -76,6 +77,7 @@ class PolicyTokens:
     owner: Tensor
     starts: Tensor
     packed: int
+    whole: PolicyTokens | None = None
 
     @classmethod
     def of(cls, tokens: PackedTokens) -> PolicyTokens:
@@ -99,13 +101,16 @@ class PolicyTokens:
     def moved(self, move: Callable[[Tensor], Tensor]) -> PolicyTokens:
         """A copy with all tensors moved to another device."""
         lengths = replace(self.sequences, lengths=move(self.sequences.lengths))
-        return PolicyTokens(move(self.index), lengths, move(self.owner), move(self.starts), self.packed)
+        whole = None if self.whole is None else self.whole.moved(move)
+        return PolicyTokens(move(self.index), lengths, move(self.owner), move(self.starts), self.packed, whole)
 
     def narrow(self, keep: Tensor) -> PolicyTokens:
-        """Selects only the tokens on which `keep` bool[M] is true. All sequences stay, though some may become empty."""
+        """Selects only the tokens on which `keep` bool[M] is true. All sequences and turns stay, though some may
+        become empty."""
         kept = self.sequences.sum(keep).long()
         index = self.index[keep]
-        return PolicyTokens(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)
+        whole = self if self.whole is None else self.whole
+        return PolicyTokens(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed, whole)
 
     def take(self, values: Tensor) -> Tensor:
         """[N] to [M]: the values of the selected tokens. Half precision becomes float32. Differentiable: all other
@@ -122,12 +127,14 @@ class PolicyTokens:
         return self.sequences.spread(values[self.owner])
 
     def turns(self) -> Segments:
-        """The segments by assistant turn. A turn is an unbroken run of policy tokens."""
-        starts = torch.ones(self.index.numel(), dtype=torch.bool, device=self.index.device)
-        starts[1:] = self.index.diff() != 1
-        starts[self.sequences.last[:-1] + 1] = True
-        first = starts.nonzero().squeeze(1)
-        return Segments(torch.diff(first, append=first.new_tensor([starts.numel()])), starts.numel())
+        """The segments by assistant turn. A turn is an unbroken run of policy tokens. A token that `narrow` left out
+        does not end a turn."""
+        whole = self if self.whole is None else self.whole
+        starts = torch.ones(whole.index.numel(), dtype=torch.bool, device=whole.index.device)
+        starts[1:] = whole.index.diff() != 1
+        starts[whole.sequences.last[:-1] + 1] = True
+        edges = torch.cat([whole.index[starts], whole.index.new_tensor([self.packed])])
+        return Segments(torch.searchsorted(self.index, edges).diff(), self.index.numel())
 
     def shift(self, values: Tensor) -> Tensor:
         """[M]: for each token the value of the sequence's next policy token, 0 for the last one."""

@@ -18,8 +18,8 @@ BINS = 2 * SIDE + 1
 FINEST = math.log(2) / 64
 """The largest abs(log ratio) in the middle bin."""
 RAW, CORRECTED = "ratio_bin", "weight_bin"
-"""The names of the counts: for the raw importance weights of all policy tokens, and for the corrected weights of the
-kept tokens."""
+"""The names of the counts: for the raw importance weights of all policy tokens that no grammar restricted, and for the
+corrected weights of the kept tokens."""
 
 
 def bin_counts(log_ratio: Tensor) -> Tensor:

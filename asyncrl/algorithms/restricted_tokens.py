@@ -7,8 +7,11 @@ the ratio pi_theta / mu = Z_b pi_theta / pi_b is Z_b instead of 1 even if the po
 
 The exact gradient is the gradient of log pi_theta - log Z_theta, where Z_theta is the sum of pi_theta over A. The
 learner does not know A, so it cannot compute Z_theta. If Z_b is far from 1, both ratio and gradient are wrong, so the
-token is dropped from the policy's losses. Its proximal, reference and trained log-probs are set to the behaviour
-log-prob, so that its ratio is 1 and its KL is 0.
+token is dropped from the policy's losses.
+
+Corrections, and metrics that compare two policies, leave the token out, too. It would change every mean over tokens.
+Where all policy tokens are read, as by an advantage with ratios, its ratio is 1 and its KL is 0: its proximal,
+reference and trained log-probs are set to the behaviour log-prob.
 
 If Z_b is near 1, ratio and gradient are right up to the factor Z_b, and the token stays in the losses. A critic learns
 from all tokens, because it estimates the value of the policy with its grammar.
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Tokens
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 
 def with_restricted_fixed(tokens: Tokens) -> Tokens:
@@ -31,6 +35,14 @@ def with_restricted_fixed(tokens: Tokens) -> Tokens:
         for logprobs in (tokens.proximal, tokens.reference)
     )
     return replace(tokens, proximal=proximal, reference=reference)
+
+
+def only_free(tokens: Tokens) -> Tokens:
+    """The tokens, with a `view` without the restricted tokens. In this view, a sequence may be empty."""
+    if tokens.restricted is None:
+        return tokens
+    view = PolicyTokens.of(tokens)
+    return replace(tokens, view=view.narrow(~view.take(tokens.restricted)))
 
 
 def behaviour_where_restricted(logprobs: Tensor, tokens: Tokens) -> Tensor:

@@ -24,7 +24,7 @@ from asyncrl.algorithms.losses.base import Candidates
 from asyncrl.algorithms.old_tokens import only_trained
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.proximal import INTERPOLATED, is_live
-from asyncrl.algorithms.restricted_tokens import with_restricted_fixed
+from asyncrl.algorithms.restricted_tokens import only_free, with_restricted_fixed
 from asyncrl.errors import InvariantError
 
 
@@ -44,24 +44,24 @@ def prepare(
     view, sampled = PolicyTokens.of(tokens), PolicyTokens.of(only_sampled(tokens))
     _check(parts, episodes, tokens, view)
     episodes = parts.shaped(episodes)
+    candidates = only_trained(only_sampled(tokens))
+    trained, free = PolicyTokens.of(candidates), PolicyTokens.of(only_free(candidates))
     divergence = _divergence(parts, tokens, sampled)
     next_weight = kl_weight
     if divergence is not None:
-        counted = divergence if tokens.old is None else divergence[~sampled.take(tokens.old)]
-        next_weight = _adapted(parts, kl_weight, counted, episodes, reduce)
+        next_weight = _adapted(parts, kl_weight, free.take(sampled.scatter(divergence)), episodes, reduce)
     charge = None
     if divergence is not None and parts.kl.place == "reward":
         # Demonstrations get no KL penalty.
         charge = view.take(sampled.scatter(kl_weight * divergence))
     tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
-    trained = PolicyTokens.of(only_trained(only_sampled(tokens)))
-    tokens = _with_corrections(parts, episodes, tokens, trained, reduce)
+    tokens = _with_corrections(parts, episodes, tokens, free, reduce)
     tokens = replace(tokens, centres=_centres(tokens, trained, reduce))
     if parts.streams:
         weights = stream_weights(parts.streams, episodes, trained, reduce).to(tokens.behaviour.dtype)
         tokens = replace(tokens, streams=torch.stack([trained.scatter(each) for each in weights], 1))
     if parts.loss.selects:
-        tokens = _with_selection(parts, episodes, tokens, trained, reduce)
+        tokens = _with_selection(parts, episodes, tokens, free, reduce)
     return replace(tokens, reference=reference), next_weight
 
 
@@ -173,8 +173,6 @@ def _with_selection(
 ) -> Tokens:
     assert tokens.proximal is not None
     assert tokens.advantages is not None
-    if tokens.restricted is not None:
-        view = view.narrow(~view.take(tokens.restricted))
     number = draw(view.take(tokens.sequence), view.take(tokens.position), episodes.version or 0)
     candidates = Candidates(
         view,

@@ -26,12 +26,13 @@ from asyncrl.algorithms.metrics import (
     entropy_sums,
     return_sums,
     taught_sums,
+    token_sums,
     update_sums,
 )
 from asyncrl.algorithms.old_tokens import only_trained
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.proximal import interpolated, interpolated_linearly, is_live
-from asyncrl.algorithms.restricted_tokens import behaviour_where_restricted, with_restricted_fixed
+from asyncrl.algorithms.restricted_tokens import behaviour_where_restricted, only_free, with_restricted_fixed
 from asyncrl.errors import InvariantError
 
 
@@ -154,23 +155,21 @@ def _check(parts: Composition, logprobs: Tensor, tokens: Tokens, entropy: Tensor
 
 def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
     view = PolicyTokens.of(tokens)
-    updates = _updates(parts, logprobs, tokens, view)
+    everything = updates = _updates(parts, logprobs, tokens, view)
+    sums = token_sums(view, tokens) | return_sums(view, tokens)
+    if tokens.restricted is not None:
+        updates = _updates(parts, logprobs, tokens, PolicyTokens.of(only_free(tokens)))
+        sums[MASKED_BY_GRAMMARS] = sums["tokens"] - len(updates.behaviour)
     with torch.no_grad():
         ages = _ages(parts, updates, tokens)
-        sums = age_sums(view, ages.log_w, tokens) | return_sums(view, tokens)
-    keep = None
-    if ages.rejected is not None:
-        for bit, name in enumerate(parts.rule_names):
-            sums[f"masked/{name}"] = (ages.rejected >> bit & 1).count_nonzero().double()
-        keep = ages.rejected == 0
-    if tokens.restricted is not None:
-        free = ~view.take(tokens.restricted)
-        sums[MASKED_BY_GRAMMARS] = (~free).count_nonzero().double()
-        keep = free if keep is None else keep & free
-    if keep is None:
-        return _Pass(updates, updates, ages.weights, sums)
+        sums |= age_sums(updates.view, ages.log_w, tokens)
+    if ages.rejected is None:
+        return _Pass(everything, updates, ages.weights, sums)
+    for bit, name in enumerate(parts.rule_names):
+        sums[f"masked/{name}"] = (ages.rejected >> bit & 1).count_nonzero().double()
+    keep = ages.rejected == 0
     weights = None if ages.weights is None else ages.weights[keep]
-    return _Pass(updates, _updates(parts, logprobs, tokens, view.narrow(keep)), weights, sums)
+    return _Pass(everything, _updates(parts, logprobs, tokens, updates.view.narrow(keep)), weights, sums)
 
 
 def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: PolicyTokens) -> Updates:

@@ -160,19 +160,14 @@ def step_histograms(episodes: Episodes, lags: Tensor, result: StepResult) -> dic
     counts, edges = lags.tolist(), bin_edges()
     found = {
         "lag": Histogram(tuple(counts), tuple(lag - 0.5 for lag in range(len(counts) + 1))),
-        "reward": spread(_played(episodes, episodes.reward)),
-        "length": spread(_played(episodes, episodes.lengths)),
+        "reward": spread(episodes.reward[episodes.samples]),
+        "length": spread(episodes.lengths[episodes.samples]),
     }
     if RAW in result.ratios:
         found["log_ratio"] = Histogram(tuple(result.ratios[RAW]), edges)
     if CORRECTED in result.ratios:
         found["weight"] = Histogram(tuple(result.ratios[CORRECTED]), tuple(map(math.exp, edges)))
     return found
-
-
-def _played(episodes: Episodes, values: Tensor) -> Tensor:
-    """Select those of the S `values` that belong to episodes that the policy played."""
-    return values if episodes.demonstrated is None else values[~episodes.demonstrated]
 
 
 def spread(values: Tensor) -> Histogram:
@@ -188,13 +183,14 @@ def step_values(
     """Return the results of one step and the statistics of its data; `lags` are `lag_counts` over all ranks."""
     # A step without updates of the policy has no norm. A norm of 0 would mean an update that learned nothing.
     norms = {"grad_norm": result.mean_norm} if result.norms else {}
+    lengths, shown = episodes.lengths, episodes.demonstrated
     return {
         "loss": result.loss,
         **norms,
-        "outcome/mean": float(_played(episodes, episodes.outcome).mean()),
+        "outcome/mean": float(episodes.outcome[episodes.samples].mean()),
         "version": float(plan.version),
         "tokens": float(sum(plan.tokens)),
-        "tokens_sampled": float(_played(episodes, episodes.lengths).sum()),
+        "tokens_sampled": float((lengths if shown is None else lengths[~shown]).sum()),
         "trajectories_trained": float(progress.trajectories),
         "updates_skipped": float(progress.updates_skipped),
         "updates_too_large": float(progress.updates_too_large),

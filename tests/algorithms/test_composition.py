@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from asyncrl.algorithms.algorithm import Algorithm
@@ -140,11 +142,31 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
             {"loss": "gspo", "correction": [("reject", {"over": "turn_mean", "high": 1.0})]},
             r"gspo has one ratio a sequence.*reject",
         ),
+        (
+            {"loss": "gspo", "advantage": "grpo_turns", "correction": ["opsm"]},
+            r"gspo has one ratio a sequence, .* opsm would drop some .* because algorithm.advantage=grpo_turns gives",
+        ),
+        (
+            {"loss": "gmpo", "advantage": "gae", "correction": ["outliers"]},
+            r"gmpo has one ratio a sequence, .* outliers would drop some .* because algorithm.advantage=gae gives",
+        ),
         ({"advantage": "vtrace"}, r"algorithm.advantage=vtrace accounts for mu itself: set algorithm.correction=\[\]"),
+        (
+            {"advantage": "vtrace", "loss": "topr", "correction": []},
+            r"advantage=vtrace and algorithm.loss=topr both account for mu, .* set algorithm.loss=gpg",
+        ),
         ({"correction": ["normalise"]}, r"no weights to normalise: put truncate or mask before it"),
+        (
+            {"correction": ["truncate", "opsm", "normalise"]},
+            r"normalise runs once before the updates, and opsm in every update, .*: put opsm after it",
+        ),
         ({"correction": ["normalise", "truncate"]}, r"no weights to normalise"),
         ({"proximal": "behaviour"}, r"pi_prox / mu is 1 everywhere, so truncate would do nothing"),
         ({"proximal": "behaviour", "advantage": "vtrace", "correction": []}, r"so vtrace would do nothing"),
+        (
+            {"proximal": "behaviour", "correction": [], "kl": ("k1", {"place": "reward", "target": 0.1})},
+            r"target=0.1 would follow the KL of the policies that sampled, .* set algorithm.proximal=recompute",
+        ),
         (
             {"proximal": "interpolate", "correction": ["m2po"]},
             r"known only in the forward pass of an update, and m2po needs it before",
@@ -160,6 +182,21 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
 def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message):
     with pytest.raises(ConfigError, match=message):
         Algorithm.from_config(make_config(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": "gspo", "advantage": "grpo", "correction": ["opsm", "outliers"]},
+        {"loss": "ppo", "advantage": "grpo_turns", "correction": ["opsm", "outliers"]},
+        {"loss": "gpg", "advantage": "vtrace", "correction": []},
+        {"correction": ["truncate", "normalise", "opsm"]},
+        {"proximal": "behaviour", "correction": [], "kl": ("k1", {"place": "reward"})},
+        {"proximal": "behaviour", "correction": [], "kl": ("none", {})},
+    ],
+)
+def test_parts_that_go_together_are_accepted(changes: dict[str, Any]) -> None:
+    Algorithm.from_config(make_config(**changes))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ def test_a_narrowed_view_keeps_its_sequences():
     assert view.owner.tolist() == [0, 1, 2, 3]
 
 
+def test_a_token_that_is_left_out_does_not_end_its_turn() -> None:
+    view = PolicyTokens.of(make_tokens(MASKS)).narrow(torch.tensor([1, 1, 0, 1, 1, 0, 1], dtype=torch.bool))
+    narrower = view.narrow(torch.tensor([1, 1, 0, 1, 1], dtype=torch.bool)).moved(lambda tensor: tensor.clone())
+    assert view.turns().lengths.tolist() == [2, 0, 1, 2]
+    assert narrower.index.tolist() == [1, 2, 9, 11]
+    assert narrower.turns().lengths.tolist() == [2, 0, 0, 2]
+
+
 def test_an_empty_batch_has_an_empty_view():
     view = PolicyTokens.of(make_tokens(MASKS).select(torch.empty(0, dtype=torch.int64)))
     assert view.index.numel() == view.owner.numel() == view.sequences.lengths.numel() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Totals
-from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens
+from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, random_batch, totals_of
 
 # Two answers of two tokens with rewards 1 and 0, whose advantages by rloo are 1 and -1. A grammar forced the second
 # token of the first answer: its behaviour log-prob is 0, and without the grammar the policy gives it -5. Since then
@@ -20,6 +21,18 @@ PROXIMAL = [-1.0, -5.0, -1.0, -1.0]
 POLICY = [-1.0 + log(1.1), -5.0, -1.0, -1.0]
 GSPO = ("gspo", {"clip_low": 0.2, "clip_high": 0.2})
 FORCED = [False, True, False, False]
+MEANS: list[list[Any]] = [
+    [("mask", {"level": "geometric", "low": 0.9, "high": 1.1})],
+    [("mask", {"level": "turn_geometric", "low": 0.9, "high": 1.1})],
+    [("truncate", {"level": "geometric", "cap": 9.0}), "normalise"],
+    [("truncate", {"level": "turn_geometric", "cap": 9.0})],
+    [("reject", {"over": "sequence_mean", "by": "k2", "high": 0.04})],
+    [("reject", {"over": "turn_mean", "by": "k2", "high": 0.04})],
+    [("opsm", {"delta": 0.14})],
+    [("vaco", {"delta": 0.22})],
+    [("m2po", {"tau": 0.07})],
+]
+"""Corrections that take a mean over tokens."""
 
 
 def learn(restricted: bool, **parts: Any) -> tuple[float, list[float], dict[str, float], Tensor | None]:
@@ -46,7 +59,7 @@ def test_ppo_with_truncated_weights_trains_the_other_tokens_as_if_the_forced_one
     assert loss == pytest.approx(0.9 / 4)
     assert gradient == pytest.approx([-1.1 / 4, 0.0, 1 / 4, 1 / 4])
     assert weights is not None
-    assert weights.tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert weights.tolist() == [1.0, 0.0, 1.0, 1.0]
     assert metrics["masked/grammar"] == metrics["masked/any"] == 1 / 4
     assert metrics["mismatch/kl"] == 0
 
@@ -150,3 +163,42 @@ def test_the_weights_that_are_kept_of_an_answer_leave_its_forced_token_out() -> 
     proximal, weights = algorithm.importance(torch.tensor(POLICY, dtype=torch.float64), prepared)
     assert weights.tolist() == pytest.approx([1.1, 0.0, 1.0, 1.0])
     assert proximal.tolist() == pytest.approx([-1.0 + log(1.1), 0.0, -1.0, -1.0])
+
+
+@pytest.mark.parametrize("correction", MEANS, ids=str)
+def test_a_mean_over_tokens_is_that_of_a_batch_in_which_forced_tokens_are_context(correction: list[Any]) -> None:
+    algorithm = make_algorithm(advantage="grpo", correction=correction)
+    for seed in (1, 3, 5):
+        episodes, tokens = random_batch(seed)
+        # A grammar forces the first token of every turn, and the whole first sequence.
+        begins = tokens.mask & ~tokens.mask.roll(1)
+        forced = tokens.mask & (begins | (tokens.sequence == 0))
+        assert tokens.proximal is not None
+        policy = tokens.proximal - 0.2
+        found = []
+        for batch in (replace(tokens, restricted=forced), replace(tokens, mask=tokens.mask & ~forced)):
+            prepared = algorithm.prepare(episodes, batch, alone)
+            _, sums = algorithm.loss(policy, prepared, totals_of(tokens, episodes))
+            metrics = algorithm.summary(sums)
+            mismatch = {name: each for name, each in metrics.items() if name.startswith(("mismatch/", "ratio_bin/"))}
+            dropped = {name: sums[f"masked/{name}"] for name in algorithm.parts.rule_names if f"masked/{name}" in sums}
+            found.append((algorithm.importance(policy, prepared)[1], dropped, mismatch))
+        torch.testing.assert_close(*found)
+
+
+def test_an_adaptive_coefficient_follows_the_kl_of_the_tokens_that_are_trained() -> None:
+    # k1 is 0.5 on every token but the forced one. So the target is met, and the coefficient stays.
+    algorithm = make_algorithm(
+        advantage="rloo", loss="ppo", correction=[], kl=("k1", {"weight": 1.0, "target": 0.5, "horizon": 10})
+    )
+    proximal = torch.tensor(PROXIMAL, dtype=torch.float64)
+    tokens = make_tokens(
+        [[1, 1], [1, 1]],
+        behaviour=torch.tensor(BEHAVIOUR, dtype=torch.float64),
+        proximal=proximal,
+        reference=proximal - 0.5,
+        restricted=torch.tensor(FORCED),
+    )
+    for _ in range(2):
+        algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone)
+    assert algorithm.kl_weight == 1.0

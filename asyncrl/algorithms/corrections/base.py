@@ -78,6 +78,8 @@ class Correction(Part):
     - `weighs`: it sets weights.
     - `by_token`: it judges single tokens or turns, and so may weigh or drop only some tokens of a sequence.
       Sequence-level losses refuse such a correction.
+    - `by_advantage`: it judges each token by its own advantage. Sequence-level losses refuse such a correction if the
+      tokens of a sequence may have different advantages.
     - `whole_batch`: it needs the whole global batch, so it runs once before the updates.
     - `follows_policy`: it is applied in every forward pass.
     - `uses_ratio`: it reads `log_w` or `proximal`.
@@ -87,6 +89,7 @@ class Correction(Part):
     weighs: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
     follows_policy: ClassVar[bool] = False
+    by_advantage: ClassVar[bool] = False
     uses_ratio: ClassVar[bool] = True
 
     @property

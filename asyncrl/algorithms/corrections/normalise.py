@@ -15,8 +15,8 @@ class Normalise(Correction):
     Use: after truncate or mask, so that the correction does not change the size of the step
     Source: self-normalised importance sampling; Monte Carlo theory, methods and examples, 2013
     Caveat: if an earlier correction drops tokens, the remaining tokens get larger weights, and very large ones if few
-    tokens remain. Tokens that later corrections drop do not change the weights again. verl and slime normalise before
-    they drop tokens.
+    tokens remain. Tokens that later corrections drop do not change the weights again. opsm drops tokens during the
+    updates, so it must come later. verl and slime normalise before they drop tokens.
     """
 
     name = "normalise"

@@ -19,6 +19,7 @@ class Opsm(Correction):
 
     name = "opsm"
     follows_policy = True
+    by_advantage = True
     uses_ratio = False
 
     delta: float = param(0.1, "largest mean of log mu - log pi_theta that is kept", "(0, inf)")

@@ -24,6 +24,7 @@ class Outliers(Correction):
 
     name = "outliers"
     whole_batch = True
+    by_advantage = True
     uses_ratio = False
 
     sigmas: float = param(3.0, "largest distance from the mean that is kept, in standard deviations", "[1, inf)")

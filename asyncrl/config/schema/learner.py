@@ -65,7 +65,7 @@ class LearnerConfig:
         choices=("constant", "linear", "cosine"),
     )
     lr_floor: float = option(
-        0.0, "learning rate at the end of a linear or cosine schedule, as a share of learner.lr", "[0, 1]"
+        0.0, "learning rate after the last step of a linear or cosine schedule, as a share of learner.lr", "[0, 1]"
     )
     warmup_steps: float = option(
         0,

@@ -281,7 +281,8 @@ def _ranks_of(module: nn.Module) -> int:
 
 
 def lr_scale(config: LearnerConfig, step: int) -> float:
-    """Return the share of the full learning rate at a learner step: a linear warm-up, then `config.schedule`."""
+    """Return the share of the full learning rate at a learner step: a linear warm-up, then `config.schedule`. A
+    falling rate reaches `config.lr_floor` after the last step."""
     given = config.warmup_steps
     warmup = given if given >= 1 else round(given * config.total_steps)
     if step < warmup:

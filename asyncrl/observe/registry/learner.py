@@ -18,8 +18,8 @@ _TRAINED = (
         "groups that teach nothing because all members have the same reward, or the same value of the score that the "
         "correction `zero_variance` compares",
     ),
-    gauge("length/mean", "tokens", "mean number of sampled tokens of a trajectory"),
-    gauge("length/max", "tokens", "the most sampled tokens of a trajectory"),
+    gauge("length/mean", "tokens", "mean number of sampled tokens of a trained trajectory"),
+    gauge("length/max", "tokens", "the most sampled tokens of a trained trajectory"),
     gauge("version", "version", "the policy version before the step"),
     gauge("tokens", "tokens", "all tokens of the step's trajectories"),
     gauge("tokens_sampled", "tokens", "tokens of the step's trajectories that the policy sampled"),
@@ -143,7 +143,8 @@ _POLICIES = (
     gauge(
         "mismatch/ess",
         "share",
-        "effective sample size (sum w)^2 / (N sum w^2) of the raw importance weights w of the N sampled tokens",
+        "effective sample size (sum w)^2 / (N sum w^2) of the raw importance weights w of the N sampled tokens that no "
+        "grammar restricted. The other metrics `mismatch/` are over these tokens, too",
     ),
     gauge("mismatch/kl", "nats", "KL from the behaviour policy to the proximal policy, as k1"),
     gauge("mismatch/k3", "nats", "KL from the behaviour policy to the proximal policy, as k3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 from msgspec import structs
 
 from asyncrl.config.schema import PartConfig
-from asyncrl.learner.batch.local_batch import build_local_batch, without_greedy
+from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch, without_greedy
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.learner.step_metrics import lag_counts, lag_values
+from asyncrl.learner.step_metrics import lag_counts, lag_values, step_histograms, step_values
+from asyncrl.learner.step_result import StepResult
 from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import BatchPlan, Trajectory
-from tests.helpers import make_trajectory
+from tests.helpers import make_labels, make_trajectory
 from tests.learner.support import VOCABULARY, PlannedReplay, Run, assert_weights_equal, make_config
 
 
@@ -48,6 +51,22 @@ def test_a_batch_of_which_only_greedy_members_are_young_has_no_lags() -> None:
         [0], [make_trajectory(length=6)], torch.device("cpu"), first_trained=plan.first_trained[:1]
     ).tokens
     assert lag_values(lag_counts(tokens, 5, 2)) == {}
+
+
+def test_the_metrics_of_episodes_are_those_of_the_trained_members() -> None:
+    told = []
+    for greedy_reward, greedy_length in ((0.0, 4), (9.0, 40)):
+        plan = replace(make_plan(), sampled=[greedy_length, 4, greedy_length, 6])
+        rewards = [greedy_reward, 0.25, greedy_reward, 0.75]
+        labels = [make_labels(name, reward) for name, reward in zip(plan.ids, rewards, strict=True)]
+        episodes = build_episodes(plan, labels, torch.device("cpu"), greedy_sibling=True)
+        lags, result = torch.zeros(4, dtype=torch.int64), StepResult()
+        values = step_values(plan, episodes, lags, result, Progress())
+        assert values.pop("tokens_sampled") == sum(plan.sampled)
+        told.append((values, step_histograms(episodes, lags, result)))
+    assert told[0] == told[1]
+    assert told[0][0]["reward/mean"] == told[0][0]["outcome/mean"] == 0.5
+    assert told[0][0]["length/max"] == 6
 
 
 class OtherGreedyTokens(PlannedReplay):

@@ -172,6 +172,14 @@ def test_a_warm_up_below_one_is_a_share_of_all_steps():
     assert [lr_scale(config, step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_falling_rate_reaches_its_floor_after_the_last_step(name: str) -> None:
+    config = replace(CONFIG, schedule=name)
+    last, after = (lr_scale(config, step) for step in (config.total_steps - 1, config.total_steps))
+    assert after == pytest.approx(config.lr_floor)
+    assert last > config.lr_floor
+
+
 def test_a_changed_schedule_holds_from_the_next_update_on():
     trainable = Trainable(Decoder(), 1e-2, replace(CONFIG, schedule="linear", lr_floor=0.0))
     assert trainable.learning_rate(6) == pytest.approx(5e-3)

@@ -99,7 +99,13 @@ def _kl(source: VerlConfig) -> Iterator[Setting | str]:
     elif in_reward:
         form = source["algorithm.kl_penalty"]
         params: dict[str, Any] = {"weight": source[f"{KL_CONTROL}.kl_coef"], "place": "reward"}
-        if source[f"{KL_CONTROL}.type"] == "adaptive":
+        if source[f"{KL_CONTROL}.type"] == "adaptive" and source[f"{CORRECTION}.bypass_mode"]:
+            yield (
+                f"{KL_CONTROL}.type=adaptive: the coefficient is fixed, because in bypass mode the KL of the trained "
+                "policy is not known when it is adapted; set algorithm.proximal=recompute and the `target` of "
+                "algorithm.kl to adapt it"
+            )
+        elif source[f"{KL_CONTROL}.type"] == "adaptive":
             params |= {"target": source[f"{KL_CONTROL}.target_kl"], "horizon": source[f"{KL_CONTROL}.horizon"]}
         yield "algorithm.kl", part(_form(form), **params)
     else:
@@ -179,7 +185,12 @@ ROWS = (
         "True becomes `place: reward`. It is ignored if `actor.use_kl_loss` is true.",
     ),
     used("algorithm.kl_penalty", "`algorithm.kl`", "kl", "The form of the KL in the reward."),
-    used(f"{KL_CONTROL}.type", "`algorithm.kl`", "fixed", "`adaptive` sets `target` and `horizon`."),
+    used(
+        f"{KL_CONTROL}.type",
+        "`algorithm.kl`",
+        "fixed",
+        "`adaptive` sets `target` and `horizon`. In bypass mode, the coefficient is fixed.",
+    ),
     used(f"{KL_CONTROL}.kl_coef", "`algorithm.kl`", 0.001, "`weight` of the KL in the reward."),
     used(f"{KL_CONTROL}.horizon", "`algorithm.kl`", 10000, "`horizon`, only with `adaptive`."),
     used(f"{KL_CONTROL}.target_kl", "`algorithm.kl`", 0.1, "`target`, only with `adaptive`."),

@@ -497,6 +497,14 @@ def test_rejections_that_would_do_nothing_without_a_proximal_policy_are_named() 
     assert has(result.differs, "bypass_mode=true", "algorithm.proximal=recompute")
 
 
+def test_a_coefficient_that_cannot_follow_the_policy_is_fixed() -> None:
+    words = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.target_kl=0.2"]
+    adapted, fixed = from_words(*words), from_words(*words, *BYPASS)
+    assert adapted.settings["algorithm.kl"]["params"]["target"] == 0.2
+    assert "target" not in fixed.settings["algorithm.kl"]["params"]
+    assert has(fixed.differs, "kl_ctrl.type=adaptive", "algorithm.proximal=recompute")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "advantage"),
