@@ -170,7 +170,7 @@ def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
     try:
         fill(partial)
         partial.rename(folder)
-    except OSError:
+    except Exception:
         # Frees the space of the unfinished folder, which matters on a full disk.
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -182,11 +182,16 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
     stays."""
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
-            try:
-                # Renames the folder first, so that no reader takes a half-removed folder for a complete one.
-                shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
-            except OSError as error:
-                logger.warning("%s could not be removed, and still takes space on the disk: %s", old, error)
+            _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder. A failure is logged, and the folder stays."""
+    try:
+        # Renames the folder first, so that no reader takes a half-removed folder for a complete one.
+        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.removed")))
+    except OSError as error:
+        logger.warning("%s could not be removed, and still takes space on the disk: %s", folder, error)
 
 
 class FolderWriter:
@@ -194,7 +199,8 @@ class FolderWriter:
     learner of the run left there.
 
     A version is left out if a newer one comes before its writing begins. A version that cannot be written is logged and
-    counted.
+    counted, and the run's directory is removed until the next version is written, so that actors take versions by
+    another route.
 
     Raises OSError: the directory cannot be written.
     """
@@ -224,6 +230,14 @@ class FolderWriter:
         try:
             write_folder(self.directory, version, tensors, self._write_config, canary)
             remove_older(self.directory)
-        except OSError as error:
+        except Exception as error:
+            logger.exception("version %d was not written to %s: %s", version, self.directory, error)
+            self._withdraw()
             self.failures += 1
-            logger.error("version %d was not written to %s: %s", version, self.directory, error)
+
+    def _withdraw(self) -> None:
+        """Remove the directory."""
+        # As long as the directory exists, actors wait for the version there, and ask no other route.
+        for folder in versions_in(self.directory).values():
+            _remove(folder)
+        shutil.rmtree(self.directory, ignore_errors=True)
