@@ -12,9 +12,9 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -28,6 +28,7 @@ from asyncrl.machine.files import save_tensors
 from asyncrl.types import RunIdentity
 from asyncrl.weights.canary import Canary
 from asyncrl.weights.manifest import Manifest, bytes_of, checksum, take_snapshot
+from asyncrl.weights.threads import NewestOnly
 
 TENSORS = "model.safetensors"
 MANIFEST = "weights.json"
@@ -208,25 +209,21 @@ class FolderWriter:
     def __init__(self, parent: Path, write_config: Callable[[Path], object], run: RunIdentity) -> None:
         self.directory = run_directory(parent, run)
         self._write_config = write_config
-        self._newest = -1
         self.failures = 0
         self.directory.mkdir(parents=True, exist_ok=True)
         for old in self.directory.iterdir():
             shutil.rmtree(old, ignore_errors=True)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
+        self._thread = NewestOnly("weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
         """Begin to write `tensors`, which must never change again, and the `canary`."""
-        self._newest = version
-        self._thread.submit(self._write, version, tensors, canary)
+        self._thread.begin(partial(self._write, version, tensors, canary))
 
     def close(self) -> None:
         """Return once the version that is being written is complete."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close()
 
     def _write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None) -> None:
-        if version != self._newest:
-            return
         try:
             write_folder(self.directory, version, tensors, self._write_config, canary)
             remove_older(self.directory)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import threading
+import weakref
 from functools import partial
 
 import pytest
@@ -299,3 +300,23 @@ def test_a_version_that_a_newer_one_overtakes_is_not_written(tmp_path):
     until(lambda: 3 in versions_in(writer.directory))
     writer.close()
     assert written == [".v00000001.partial", ".v00000003.partial"]
+
+
+def test_versions_that_newer_ones_overtake_leave_memory_at_once(tmp_path):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def write_config(folder):
+        begun.set()
+        assert goes_on.wait(GENEROUS_S)
+
+    writer = FolderWriter(tmp_path, write_config, OWN_RUN)
+    kept = []
+    for version in range(12):
+        tensor = torch.zeros(3)
+        writer.write(version, {"w": tensor})
+        kept.append(weakref.ref(tensor))
+        assert begun.wait(GENEROUS_S)
+    del tensor
+    assert sum(each() is not None for each in kept) == 2
+    goes_on.set()
+    writer.close()
