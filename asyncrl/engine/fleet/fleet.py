@@ -204,12 +204,13 @@ class Fleet:
         self._on_change()
 
     def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
-        """True if all servers except the leased one are lost, and one of them has failed the canary of `version` since
-        the update began. `before` maps the url of each server to its number of failures before the update.
+        """True if all servers except the leased one are lost or had to put `version` off, and one of them has failed
+        the canary of `version` since the update began. `before` maps the url of each server to its number of failures
+        before the update.
         """
         asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
         refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
-        return refuses and all(each.lost for each in asked.values())
+        return refuses and all(each.fails(version) for each in asked.values())
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         if pin is not None:
@@ -293,7 +294,7 @@ class Fleet:
 
     def _last_fault(self) -> str:
         faults = [endpoint.fault for endpoint in self._endpoints.values() if endpoint.fault]
-        return f" (one is lost: {faults[0]})" if faults else ""
+        return f" (the fault of one: {faults[0]})" if faults else ""
 
     def _set_urls(self, urls: Mapping[str, None]) -> None:
         for url in self._endpoints.keys() - urls.keys():
