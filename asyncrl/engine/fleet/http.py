@@ -66,7 +66,9 @@ class Http:
         try:
             status, answer = await self._answer(method, path, data, timeout_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerFaultError(f"{url}: {error or type(error).__name__}") from error
+            is_late = isinstance(error, TimeoutError) and timeout_s is not None
+            nameless = f"no answer within {timeout_s:g} s" if is_late else type(error).__name__
+            raise ServerFaultError(f"{url}: {str(error) or nameless}") from error
         if status != 200:
             refused = 400 <= status < 500 and status not in _BUSY
             kind = ServerRefusedError if refused else ServerFaultError
