@@ -220,10 +220,11 @@ class Endpoint:
             except Exception as error:
                 if (task := asyncio.current_task()) and task.cancelling():
                     raise
-                if not isinstance(error, EngineError | WeightsError):
+                fault = str(error) or repr(error)
+                if not isinstance(error, EngineError | WeightsError) and fault != self.fault:
                     logger.exception("an unexpected error of %s", self.server.url)
                 self._log(error)
-                self.fault = str(error)
+                self.fault = fault
             if self._memory is not None:
                 self._memory.give_up()
             self.version = NO_VERSION
