@@ -183,10 +183,10 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
     stays."""
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
-            _remove(old)
+            remove_folder(old)
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder. A failure is logged, and the folder stays."""
     try:
         # Renames the folder first, so that no reader takes a half-removed folder for a complete one.
@@ -236,5 +236,5 @@ class FolderWriter:
         """Remove the directory."""
         # As long as the directory exists, actors wait for the version there, and ask no other route.
         for folder in versions_in(self.directory).values():
-            _remove(folder)
+            remove_folder(folder)
         shutil.rmtree(self.directory, ignore_errors=True)

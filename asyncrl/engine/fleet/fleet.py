@@ -173,7 +173,7 @@ class Fleet:
 
         A server that fails the `check` of this version is lost until it passes the check of this or a newer version. If
         all servers are lost, this raises CanaryError. The servers keep trying, and the next call may have the same
-        version or a newer one.
+        version, by another route, or a newer one.
 
         `weights` are kept for servers that join later, and must not change; a folder may be removed once this returns.
         Raises UnavailableError: the folder has been removed already.
@@ -181,8 +181,11 @@ class Fleet:
         newest = self._newest.version if self._newest else NO_VERSION
         if version < newest or version <= self._version:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
-        if version > newest:
-            await self._offer(version, weights, check)
+        if version == newest and self._folders is not None:
+            # The servers refused this version. What a second route brings may be undamaged, and must not be taken from
+            # the folder of the first.
+            await in_own_thread(partial(self._folders.discard, version))
+        await self._offer(version, weights, check)
         before = {url: endpoint.updater.refused.get(version, 0) for url, endpoint in self._endpoints.items()}
         await self._changed.wait_for(lambda: self._version >= version or self._all_refuse(version, before))
         if self._version < version:

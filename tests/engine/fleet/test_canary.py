@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from asyncrl.engine.fleet.folders import Folders
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.sglang.requests import read_logprobs
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
+from asyncrl.weights.folders import read_folder, write_folder
 from tests.engine.fleet.fakes import (
     STEP_S,
     FakeSglang,
@@ -31,7 +34,7 @@ from tests.engine.fleet.fakes import (
     serving,
     tensors,
 )
-from tests.helpers import async_until
+from tests.helpers import OWN_RUN, async_until
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +203,26 @@ def test_a_late_joiner_is_checked_and_only_one_that_refuses_the_canary_says_how_
             assert ("weights.canary=false turns the canary off" in fault) == advised
             del late._logprobs
             await servers_ready(fleet, 2)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_good_weights_of_another_route_replace_those_that_all_servers_refused(tmp_path: Path, links: bool) -> None:
+    """The first ones come as a folder of the learner, or as tensors that the actor writes to a folder."""
+
+    async def scenario() -> None:
+        server, folders = FakeSglang(), Folders(tmp_path / "held", lambda folder: None, OWN_RUN)
+        path = write_folder(tmp_path / "pushed", 2, tensors(7), lambda folder: None)
+        async with serving(server), fleet_over(server, folders=folders) as fleet:
+            await fleet.update_weights(1, tensors(1), canary_check(1))
+            with pytest.raises(CanaryError):
+                await fleet.update_weights(2, read_folder(path, 2) if links else tensors(7), canary_check(2))
+            while fleet.version < 2:
+                # The server may be loading the first ones again when the second ones arrive.
+                with suppress(CanaryError):
+                    await fleet.update_weights(2, tensors(2), canary_check(2))
+            assert_true(await sample(fleet))
 
     run(scenario)
 
