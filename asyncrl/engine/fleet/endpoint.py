@@ -237,7 +237,7 @@ class Endpoint:
     @property
     def _pause_s(self) -> float:
         """The pause before the next attempt."""
-        return self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS)
+        return self._settings.retry_s * 2.0 ** min(self._failed_updates, RETRY_DOUBLINGS)
 
     async def _serve(self) -> None:
         """Join the server and keep its weights up to date. Ends only by an error."""

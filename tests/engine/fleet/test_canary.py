@@ -227,6 +227,46 @@ def test_good_weights_of_another_route_replace_those_that_all_servers_refused(tm
     run(scenario)
 
 
+class Full(FakeSglang):
+    """A server whose places are all taken: the canary waits for the end of all requests."""
+
+    async def _logprobs(self, tokens: list[int], start: int) -> Any:
+        while self.running:
+            await asyncio.sleep(STEP_S)
+        return await super()._logprobs(tokens, start)
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_canary_that_waits_in_the_queue_of_a_full_server_cuts_its_turns_and_loses_none(mode: str) -> None:
+    async def scenario() -> None:
+        server = Full()
+        async with serving(server), fleet_over(server, mode=mode, settings={"canary_s": 0.05}) as fleet:
+            await fleet.update_weights(1, tensors(1), canary_check(1))
+            server.holds = lambda request: request.limit == 200
+            working = asyncio.create_task(sample(fleet, 200))
+            await async_until(lambda: server.running)
+            await fleet.update_weights(2, tensors(2), canary_check(2))
+            assert_true(await working)
+            assert counter(fleet, "cut_segments") > 0
+            assert counter(fleet, "lost_segments") == counter(fleet, "server_faults") == 0
+
+    run(scenario)
+
+
+def test_a_server_that_never_answers_its_canary_is_lost_and_the_version_is_not_blamed() -> None:
+    async def scenario() -> None:
+        server = FakeSglang()
+        async with serving(server), fleet_over(server, limits_s={server.url: 0.3}) as fleet:
+            server.hangs.add("generate")
+            updating = asyncio.create_task(fleet.update_weights(1, tensors(1), canary_check(1)))
+            await async_until(lambda: "did not answer the canary of version 1: http" in fleet._last_fault())
+            assert counter(fleet, "canary_failures") == 0
+            server.hangs.clear()
+            await updating
+
+    run(scenario)
+
+
 def test_ids_that_would_kill_a_server_are_not_sent() -> None:
     async def scenario() -> None:
         async with fleet_with(1, FakeSglang()) as fleet:
