@@ -12,9 +12,9 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -28,6 +28,7 @@ from asyncrl.machine.files import save_tensors
 from asyncrl.types import RunIdentity
 from asyncrl.weights.canary import Canary
 from asyncrl.weights.manifest import Manifest, bytes_of, checksum, take_snapshot
+from asyncrl.weights.threads import NewestOnly
 
 TENSORS = "model.safetensors"
 MANIFEST = "weights.json"
@@ -182,10 +183,10 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
     stays."""
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
-            _remove(old)
+            remove_folder(old)
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder. A failure is logged, and the folder stays."""
     try:
         # Renames the folder first, so that no reader takes a half-removed folder for a complete one.
@@ -208,25 +209,21 @@ class FolderWriter:
     def __init__(self, parent: Path, write_config: Callable[[Path], object], run: RunIdentity) -> None:
         self.directory = run_directory(parent, run)
         self._write_config = write_config
-        self._newest = -1
         self.failures = 0
         self.directory.mkdir(parents=True, exist_ok=True)
         for old in self.directory.iterdir():
             shutil.rmtree(old, ignore_errors=True)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
+        self._thread = NewestOnly("weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
         """Begin to write `tensors`, which must never change again, and the `canary`."""
-        self._newest = version
-        self._thread.submit(self._write, version, tensors, canary)
+        self._thread.begin(partial(self._write, version, tensors, canary))
 
     def close(self) -> None:
         """Return once the version that is being written is complete."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close()
 
     def _write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None) -> None:
-        if version != self._newest:
-            return
         try:
             write_folder(self.directory, version, tensors, self._write_config, canary)
             remove_older(self.directory)
@@ -239,5 +236,5 @@ class FolderWriter:
         """Remove the directory."""
         # As long as the directory exists, actors wait for the version there, and ask no other route.
         for folder in versions_in(self.directory).values():
-            _remove(folder)
+            remove_folder(folder)
         shutil.rmtree(self.directory, ignore_errors=True)

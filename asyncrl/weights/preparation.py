@@ -1,8 +1,8 @@
 """Prepares published versions for receivers: computes the checksums of each version, and the delta that leads to it
 from the version before.
 
-Preparation has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, and a
-second one while the two are compared.
+Preparation has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, a
+second one while the two are compared, and the newest one that waits for its turn.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -20,6 +21,7 @@ from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.canary import Canary
 from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, WeightSnapshot, dtype_name, take_snapshot
+from asyncrl.weights.threads import NewestOnly
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Preparation:
         self._spans = spans or NoSpans()
         self._newest = -1
         self._last: WeightSnapshot | None = None
-        self._versions = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
+        self._versions = NewestOnly("weights-preparing")
         self._tensors = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
 
     def begin(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
@@ -65,16 +67,14 @@ class Preparation:
             if tensor.device.type != "cpu" or dtype_name(tensor.dtype) not in DTYPES:
                 raise WeightsError(f"{name} is {tensor.dtype} on {tensor.device}; move it to the CPU as {list(DTYPES)}")
         self._newest = version
-        self._versions.submit(self._prepare, version, dict(tensors), canary).add_done_callback(_log_failure)
+        self._versions.begin(partial(self._prepare, version, dict(tensors), canary)).add_done_callback(_log_failure)
 
     def close(self) -> None:
         """Return once the version that is being prepared is complete."""
-        self._versions.shutdown(cancel_futures=True)
+        self._versions.close()
         self._tensors.shutdown(cancel_futures=True)
 
     def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None) -> None:
-        if version != self._newest:
-            return
         started = time.perf_counter()
         with self._spans.span("prepare", "versions", version=version):
             snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._tensors.map, canary)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +32,33 @@ def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = F
     done.set_running_or_notify_cancel()
     Thread(target=_work, args=(call, done), name=name, daemon=daemon).start()
     return done
+
+
+class NewestOnly:
+    """Makes one call after the other in a thread called `name`. A call that waits for its turn is dropped, with all
+    that it holds, as soon as a newer one comes."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._lock = Lock()
+        self._waiting: Callable[[], None] | None = None
+
+    def begin(self, call: Callable[[], None]) -> Future[None]:
+        """Let `call` wait for its turn, and drop the one that waits. The future has the error of the call that is made
+        in its place."""
+        with self._lock:
+            self._waiting = call
+        return self._thread.submit(self._take)
+
+    def close(self) -> None:
+        """Return once the running call has ended. A call that waits is not made."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _take(self) -> None:
+        with self._lock:
+            call, self._waiting = self._waiting, None
+        if call is not None:
+            call()
 
 
 class OwnThreads:

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import threading
+import weakref
 from functools import partial
 
 import pytest
@@ -162,6 +163,36 @@ def test_a_directory_that_cannot_be_written_is_counted_and_ends_nothing(tmp_path
     assert writer.failures == 1
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("a bad generation config")])
+async def test_a_version_that_was_not_written_comes_by_the_next_route_and_later_ones_from_the_directory_again(
+    tmp_path, context, error
+):
+    engine, fails = HoldingEngine(), True
+
+    def write_config(folder):
+        if fails:
+            raise error
+
+    with publisher(context) as source:
+        async with route(source.endpoint) as link:
+            writer = FolderWriter(tmp_path, write_config, OWN_RUN)
+            receiver = Receiver([DiskRoute(tmp_path, OWN_RUN), link], shapes(some_tensors()))
+            receiving = asyncio.create_task(receiver.run(engine))
+            for version in (0, 1):
+                source.publish(version, some_tensors(version))
+                writer.write(version, some_tensors(version))
+                await async_until(lambda version=version: engine.version == version)
+                await async_until(lambda version=version: writer.failures == version + 1)
+            assert receiver.fallbacks == 2
+            fails = False
+            writer.write(2, some_tensors(2))
+            await async_until(lambda: engine.version == 2)
+            assert receiver.fallbacks == 2
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+            writer.close()
+
+
 def test_a_folder_is_one_that_transformers_loads_tied_embeddings_and_all(tmp_path):
     model = write_model(tmp_path / "model")
     config = ModelConfig(path=str(model), dtype="bfloat16")
@@ -269,3 +300,23 @@ def test_a_version_that_a_newer_one_overtakes_is_not_written(tmp_path):
     until(lambda: 3 in versions_in(writer.directory))
     writer.close()
     assert written == [".v00000001.partial", ".v00000003.partial"]
+
+
+def test_versions_that_newer_ones_overtake_leave_memory_at_once(tmp_path):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def write_config(folder):
+        begun.set()
+        assert goes_on.wait(GENEROUS_S)
+
+    writer = FolderWriter(tmp_path, write_config, OWN_RUN)
+    kept = []
+    for version in range(12):
+        tensor = torch.zeros(3)
+        writer.write(version, {"w": tensor})
+        kept.append(weakref.ref(tensor))
+        assert begun.wait(GENEROUS_S)
+    del tensor
+    assert sum(each() is not None for each in kept) == 2
+    goes_on.set()
+    writer.close()

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from asyncrl.engine.fleet.endpoint import Endpoint, EndpointState
+from asyncrl.engine.fleet.endpoint import Endpoint
 from asyncrl.engine.fleet.update import Update
 
 CROWDED = 2
@@ -41,7 +41,7 @@ class Assignment:
         wait the first endpoint that is ready would get all sessions.
         """
         home = self._homes.get(session)
-        if home is not None and (home not in endpoints or home.state is EndpointState.LOST):
+        if home is not None and (home not in endpoints or home.fails(version)):
             self.release(session)
             home = None
         ready = [endpoint for endpoint in endpoints if endpoint.ready and endpoint.version >= version]
@@ -103,7 +103,7 @@ class EvaluationLease:
         intervals."""
         if self.update is None:
             return
-        alive = [endpoint for endpoint in endpoints if endpoint.state is not EndpointState.LOST]
+        alive = [endpoint for endpoint in endpoints if not endpoint.fails(self.update.version)]
         over = self.endpoint is not None and (self.endpoint not in alive or len(alive) < 2)
         if over or not self._in_use(self.update.version):
             self.update = self.endpoint = None

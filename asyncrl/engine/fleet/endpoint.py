@@ -13,7 +13,8 @@
 
 Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Answers wait until the canary,
 a check of log-probs, has shown that the server has the right weights (`proved`). A fault in an update (see updater.py)
-leads to LOST: a server with unknown weights gets no requests until a whole update has succeeded.
+leads to LOST: a server with unknown weights gets no requests until a whole update has succeeded. If an update cannot be
+prepared, for example written to a folder on a full disk, the server keeps its version, and the update is put off.
 
 What the server reports about its weights before it has joined is ignored. Requests in flight end with a fault when
 their endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
@@ -70,7 +71,7 @@ class Endpoint:
     - It records in `pauses` each time that an update stops the server.
     - With `sharing` the server shares its GPUs with the learner, and has no GPU memory while `rests` returns true.
     - `shown_url` is the server's URL with masked secrets.
-    - `fault` is the reason why the server is lost, or "".
+    - `fault` is the reason why the server is lost or why its update is put off, or "".
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class Endpoint:
         self._memory = None if sharing is None else ServerMemory(cast("FreeingServer", server), sharing)
         self.updater = ServerUpdater(server, self._requests, self._memory, counts, pauses, settings)
         self._failed_updates = 0
+        self._put_off: Update | None = None
+        self._tried_again_at = 0.0
         self._label = ""
         self._logged = ""
         self._condition = Condition()
@@ -112,6 +115,10 @@ class Endpoint:
     @property
     def lost(self) -> bool:
         return self.state is EndpointState.LOST
+
+    def fails(self, version: int) -> bool:
+        """True if the server is lost, or serves an older version than `version` and its update is put off."""
+        return self.lost or (self._put_off is not None and self.version < version)
 
     @property
     def salt(self) -> str | None:
@@ -213,17 +220,24 @@ class Endpoint:
             except Exception as error:
                 if (task := asyncio.current_task()) and task.cancelling():
                     raise
-                if not isinstance(error, EngineError | WeightsError):
+                fault = str(error) or repr(error)
+                if not isinstance(error, EngineError | WeightsError) and fault != self.fault:
                     logger.exception("an unexpected error of %s", self.server.url)
                 self._log(error)
-                self.fault = str(error)
+                self.fault = fault
             if self._memory is not None:
                 self._memory.give_up()
             self.version = NO_VERSION
+            self._put_off = None
             self._enter(EndpointState.LOST)
             # Answers that still wait for the verdict on their weights must not be used.
             self.lose()
-            await asyncio.sleep(self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
+            await asyncio.sleep(self._pause_s)
+
+    @property
+    def _pause_s(self) -> float:
+        """The pause before the next attempt."""
+        return self._settings.retry_s * 2.0 ** min(self._failed_updates, RETRY_DOUBLINGS)
 
     async def _serve(self) -> None:
         """Join the server and keep its weights up to date. Ends only by an error."""
@@ -249,6 +263,8 @@ class Endpoint:
 
     def _newer(self) -> Update | None:
         target = self._target(self)
+        if target is self._put_off and asyncio.get_running_loop().time() < self._tried_again_at:
+            return None
         return target if target is not None and target.version > self.version else None
 
     async def _rest(self, memory: ServerMemory) -> None:
@@ -272,7 +288,13 @@ class Endpoint:
         self._failed_updates += 1
         with update.kept():
             # Until the update is ready to be loaded, the server takes requests under its old version.
-            await self.server.prepare(update)
+            try:
+                await self.server.prepare(update)
+            except WeightsError as error:
+                if self.version == NO_VERSION:
+                    raise
+                self._put_update_off(update, error)
+                return
             if self._is_too_new(update):
                 self._failed_updates = 0
                 return
@@ -280,10 +302,20 @@ class Endpoint:
             loaded = partial(self._take_requests, update)
             await self.updater.switch(update, self.version != NO_VERSION, loaded)
         self._failed_updates = 0
+        self._put_off = None
         self.proved = update.version
         self.fault = ""
         self._counts["server_updates"] += 1
         self._take_requests(update)
+
+    def _put_update_off(self, update: Update, error: WeightsError) -> None:
+        """Keep the server's version, and try `update` again after a pause."""
+        if str(error) != self.fault:
+            logger.warning("%s stays at version %d for now: %s", self.server.url, self.version, error)
+        self.fault = str(error)
+        self._put_off = update
+        self._tried_again_at = asyncio.get_running_loop().time() + self._pause_s
+        self._changed()
 
     def _take_requests(self, update: Update) -> None:
         self.version, self._label = update.version, update.label

@@ -173,7 +173,7 @@ class Fleet:
 
         A server that fails the `check` of this version is lost until it passes the check of this or a newer version. If
         all servers are lost, this raises CanaryError. The servers keep trying, and the next call may have the same
-        version or a newer one.
+        version, by another route, or a newer one.
 
         `weights` are kept for servers that join later, and must not change; a folder may be removed once this returns.
         Raises UnavailableError: the folder has been removed already.
@@ -181,8 +181,11 @@ class Fleet:
         newest = self._newest.version if self._newest else NO_VERSION
         if version < newest or version <= self._version:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
-        if version > newest:
-            await self._offer(version, weights, check)
+        if version == newest and self._folders is not None:
+            # The servers refused this version. What a second route brings may be undamaged, and must not be taken from
+            # the folder of the first.
+            await in_own_thread(partial(self._folders.discard, version))
+        await self._offer(version, weights, check)
         before = {url: endpoint.updater.refused.get(version, 0) for url, endpoint in self._endpoints.items()}
         await self._changed.wait_for(lambda: self._version >= version or self._all_refuse(version, before))
         if self._version < version:
@@ -204,12 +207,13 @@ class Fleet:
         self._on_change()
 
     def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
-        """True if all servers except the leased one are lost, and one of them has failed the canary of `version` since
-        the update began. `before` maps the url of each server to its number of failures before the update.
+        """True if all servers except the leased one are lost or had to put `version` off, and one of them has failed
+        the canary of `version` since the update began. `before` maps the url of each server to its number of failures
+        before the update.
         """
         asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
         refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
-        return refuses and all(each.lost for each in asked.values())
+        return refuses and all(each.fails(version) for each in asked.values())
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         if pin is not None:
@@ -293,7 +297,7 @@ class Fleet:
 
     def _last_fault(self) -> str:
         faults = [endpoint.fault for endpoint in self._endpoints.values() if endpoint.fault]
-        return f" (one is lost: {faults[0]})" if faults else ""
+        return f" (the fault of one: {faults[0]})" if faults else ""
 
     def _set_urls(self, urls: Mapping[str, None]) -> None:
         for url in self._endpoints.keys() - urls.keys():

@@ -27,6 +27,7 @@ from asyncrl.weights.folders import (
     Folder,
     folder_name,
     link_folder,
+    remove_folder,
     remove_older,
     run_directories,
     run_directory,
@@ -126,6 +127,13 @@ class Folders:
                     f"{folder.path} cannot be linked into {self.directory}, which must be writable here: {error}"
                 ) from error
         return held
+
+    def discard(self, version: int) -> None:
+        """Remove the folder of `version`, if it exists, so that other weights of this version can take its place. A
+        server that is loading it may fail."""
+        with self._adding():
+            if self.path(version).exists():
+                remove_folder(self.path(version))
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from asyncrl.engine.fleet.plain_http import HttpAnswer, PlainHttp
-from asyncrl.engine.fleet.server import ServerFaultError
+from asyncrl.engine.fleet.server import ServerFaultError, ServerSilentError
 from asyncrl.errors import EngineError
 
 CONNECT_S = 10.0
@@ -58,7 +58,8 @@ class Http:
         """Send a request and return the body of the answer. `timeout_s` None: no time limit.
 
         Raises ServerRefusedError: the status is 4xx, except 408 and 429, which mean a busy server. Raises
-        ServerFaultError: there is no answer, or one with any other status than 200.
+        ServerFaultError: there is no answer, or one with any other status than 200. ServerSilentError: there is no
+        answer in time.
         """
         if self._closed:
             raise ServerFaultError(f"the connection to {self._url} has been closed")
@@ -66,7 +67,9 @@ class Http:
         try:
             status, answer = await self._answer(method, path, data, timeout_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerFaultError(f"{url}: {error or type(error).__name__}") from error
+            if isinstance(error, TimeoutError) and timeout_s is not None:
+                raise ServerSilentError(f"{url}: {str(error) or f'no answer within {timeout_s:g} s'}") from error
+            raise ServerFaultError(f"{url}: {str(error) or type(error).__name__}") from error
         if status != 200:
             refused = 400 <= status < 500 and status not in _BUSY
             kind = ServerRefusedError if refused else ServerFaultError

@@ -26,6 +26,10 @@ class ServerFaultError(EngineError):
     """The server failed. The request goes to another server, and this server gets no requests until it works again."""
 
 
+class ServerSilentError(ServerFaultError):
+    """The server did not answer in time."""
+
+
 WEIGHTS, CACHE = MEMORY = ("weights", "kv_cache")
 """The kinds of memory that a server can free temporarily, by their names in SGLang."""
 

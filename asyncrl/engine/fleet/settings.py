@@ -14,6 +14,8 @@ class FleetSettings:
       This pause doubles with every failed update, up to a bound.
     - `mode` is the way in which servers are updated (see `weights.mode`). A drain (the wait for running requests before
       an update) lasts at most `drain_s`.
+    - If a server has not answered a canary after `canary_s`, its requests are aborted, since the canary may be waiting
+      in the queue of a full server.
     - A request samples at most `segment_tokens`; 0: its whole turn.
     - `Fleet.close` takes `close_s` at most.
     - `seed` is the run's seed, from which each session gets its own (see `Sampling.seed`).
@@ -24,6 +26,7 @@ class FleetSettings:
     check_s: float = 5.0
     mode: str = "abort"
     drain_s: float = 60.0
+    canary_s: float = 10.0
     segment_tokens: int = 0
     retry_s: float = 1.0
     close_s: float = 8.0

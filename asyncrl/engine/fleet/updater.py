@@ -11,6 +11,9 @@ update with the abort, and load it while answers are still arriving.
 An update has succeeded once the server has passed the version's canary, a check of log-probs (weights/canary.py). A
 paused server cannot answer the canary, so it first resumes its requests. An idle server gets new requests together with
 the canary. Answers to all these requests wait for the verdict on the canary.
+
+If the canary itself waits in the queue of a full server, the requests are aborted. They keep their tokens, and continue
+after the verdict.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.engine.fleet.colocation import ServerMemory
 from asyncrl.engine.fleet.condition import Condition
 from asyncrl.engine.fleet.in_flight import RequestsInFlight
 from asyncrl.engine.fleet.pauses import PushPauses
-from asyncrl.engine.fleet.server import InferenceServer, ServerFaultError
+from asyncrl.engine.fleet.server import InferenceServer, ServerFaultError, ServerSilentError
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import Update
 from asyncrl.errors import EngineError
@@ -165,7 +172,11 @@ class ServerUpdater:
         try:
             try:
                 salt = update.label if self._settings.salted else None
-                answer = await server.logprobs(check.canary.tokens, salt)
+                answer = await self._canary_answer(check.canary.tokens, salt)
+            except ServerSilentError as error:
+                raise ServerFaultError(
+                    f"{by} did not answer the canary of version {update.version}: {error}"
+                ) from error
             except EngineError as error:
                 # If a server fails, the new weights may be the cause. If it refuses the request, it cannot answer any
                 # canary.
@@ -180,3 +191,10 @@ class ServerUpdater:
             "%s passes the canary of version %d: log-probs differ by %.2g on average, %.2g is allowed",
             *(by, update.version, self.canary.difference, self.canary.allowed),
         )
+
+    async def _canary_answer(self, tokens: Sequence[int], salt: str | None) -> NDArray[np.float32]:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.canary_s):
+                return await self._server.logprobs(tokens, salt)
+        await self._server.abort()
+        return await self._server.logprobs(tokens, salt)

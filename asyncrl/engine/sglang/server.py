@@ -262,11 +262,14 @@ class SglangServer:
         for route in self._routes.values():
             await route.reset()
 
-    async def _get(self, path: str) -> Any:
+    async def _get(self, path: str) -> Mapping[str, Any]:
         """Get the answer to /`path`, or to its name in older servers, /get_`path`."""
         for name in (path, f"get_{path}"):
             with suppress(ServerRefusedError):
-                return await self._http.get(f"/{name}", self._silence_s)
+                answer = await self._http.get(f"/{name}", self._silence_s)
+                if isinstance(answer, dict):
+                    return answer
+                raise ServerFaultError(f"{self.url} is not an SGLang server: /{name} answered {str(answer)[:200]!r}")
         raise ServerFaultError(f"{self.url} is not an SGLang server of a known kind: it has no /{path}")
 
     async def _post(self, path: str, body: Any = None) -> None:
@@ -279,7 +282,7 @@ def _precision(info: Mapping[str, Any]) -> str:
     return str(info.get("dtype") or UNKNOWN)
 
 
-def _version(info: Any) -> tuple[int, ...]:
+def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
     numbers = re.match(r"\d+(\.\d+)*", str(info.get("version", "")))
     if numbers is None:
         raise ServerFaultError(f"/server_info has no version: {str(info)[:200]}")

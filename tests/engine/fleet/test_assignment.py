@@ -20,10 +20,14 @@ class Fake:
     version: int = 1
     in_flight: int = 0
     state: EndpointState = EndpointState.READY
+    update_is_put_off: bool = False
 
     @property
     def ready(self) -> bool:
         return self.state is EndpointState.READY
+
+    def fails(self, version: int) -> bool:
+        return self.state is EndpointState.LOST or (self.update_is_put_off and self.version < version)
 
 
 def endpoint(version: int = 1, in_flight: int = 0, state: EndpointState = EndpointState.READY) -> Any:
@@ -62,6 +66,14 @@ def test_a_session_waits_while_its_endpoint_is_updated_or_checked_but_not_where_
     home.state = EndpointState.LOST
     assert assignment.assign("s", [home, other], 1) is other
     assert assignment.assign("s", [endpoint()], 1) is not other, "it has left the fleet"
+
+
+def test_a_session_leaves_a_server_whose_update_is_put_off_only_for_a_newer_version() -> None:
+    assignment, other = Assignment(), endpoint(version=2)
+    home: Any = assignment.assign("s", [endpoint()], 1)
+    home.update_is_put_off = True
+    assert assignment.assign("s", [home, other], 1) is home
+    assert assignment.assign("s", [home, other], 2) is other
 
 
 class Clock:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from asyncrl.engine.fleet.folders import Folders
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.sglang.requests import read_logprobs
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
+from asyncrl.weights.folders import read_folder, write_folder
 from tests.engine.fleet.fakes import (
     STEP_S,
     FakeSglang,
@@ -31,7 +34,7 @@ from tests.engine.fleet.fakes import (
     serving,
     tensors,
 )
-from tests.helpers import async_until
+from tests.helpers import OWN_RUN, async_until
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +203,66 @@ def test_a_late_joiner_is_checked_and_only_one_that_refuses_the_canary_says_how_
             assert ("weights.canary=false turns the canary off" in fault) == advised
             del late._logprobs
             await servers_ready(fleet, 2)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_good_weights_of_another_route_replace_those_that_all_servers_refused(tmp_path: Path, links: bool) -> None:
+    """The first ones come as a folder of the learner, or as tensors that the actor writes to a folder."""
+
+    async def scenario() -> None:
+        server, folders = FakeSglang(), Folders(tmp_path / "held", lambda folder: None, OWN_RUN)
+        path = write_folder(tmp_path / "pushed", 2, tensors(7), lambda folder: None)
+        async with serving(server), fleet_over(server, folders=folders) as fleet:
+            await fleet.update_weights(1, tensors(1), canary_check(1))
+            with pytest.raises(CanaryError):
+                await fleet.update_weights(2, read_folder(path, 2) if links else tensors(7), canary_check(2))
+            while fleet.version < 2:
+                # The server may be loading the first ones again when the second ones arrive.
+                with suppress(CanaryError):
+                    await fleet.update_weights(2, tensors(2), canary_check(2))
+            assert_true(await sample(fleet))
+
+    run(scenario)
+
+
+class Full(FakeSglang):
+    """A server whose places are all taken: the canary waits for the end of all requests."""
+
+    async def _logprobs(self, tokens: list[int], start: int) -> Any:
+        while self.running:
+            await asyncio.sleep(STEP_S)
+        return await super()._logprobs(tokens, start)
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_canary_that_waits_in_the_queue_of_a_full_server_cuts_its_turns_and_loses_none(mode: str) -> None:
+    async def scenario() -> None:
+        server = Full()
+        async with serving(server), fleet_over(server, mode=mode, settings={"canary_s": 0.05}) as fleet:
+            await fleet.update_weights(1, tensors(1), canary_check(1))
+            server.holds = lambda request: request.limit == 200
+            working = asyncio.create_task(sample(fleet, 200))
+            await async_until(lambda: server.running)
+            await fleet.update_weights(2, tensors(2), canary_check(2))
+            assert_true(await working)
+            assert counter(fleet, "cut_segments") > 0
+            assert counter(fleet, "lost_segments") == counter(fleet, "server_faults") == 0
+
+    run(scenario)
+
+
+def test_a_server_that_never_answers_its_canary_is_lost_and_the_version_is_not_blamed() -> None:
+    async def scenario() -> None:
+        server = FakeSglang()
+        async with serving(server), fleet_over(server, limits_s={server.url: 0.3}) as fleet:
+            server.hangs.add("generate")
+            updating = asyncio.create_task(fleet.update_weights(1, tensors(1), canary_check(1)))
+            await async_until(lambda: "did not answer the canary of version 1: http" in fleet._last_fault())
+            assert counter(fleet, "canary_failures") == 0
+            server.hangs.clear()
+            await updating
 
     run(scenario)
 

@@ -378,3 +378,30 @@ async def test_a_server_whose_context_is_too_short_never_joins_and_turns_wait_fo
             await async_until(lambda: "actor.max_tokens is 64" in caplog.text)
             with pytest.raises(EngineError, match=r"no server was ready for 0\.2 s"):
                 await sample(fleet)
+
+
+async def test_a_url_that_is_no_sglang_server_is_named_with_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeSglang()
+
+    async def page(body: Any) -> Any:
+        return web.Response(text="<html>hello</html>")
+
+    server.answers["server_info"] = page
+    async with serving(server), fleet_over(server) as fleet:
+        await async_until(lambda: fleet._last_fault())
+        assert "is not an SGLang server: /server_info answered '<html>hello</html>'" in fleet._last_fault()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_an_unexpected_error_that_stays_the_same_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    server, tries = FakeSglang(), 0
+
+    async def strange(body: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        return {"version": "0.5.23", "json_model_override_args": "no json"}
+
+    server.answers["server_info"] = strange
+    async with serving(server), fleet_over(server):
+        await async_until(lambda: tries > 3)
+    assert len([record for record in caplog.records if record.exc_info]) == 1

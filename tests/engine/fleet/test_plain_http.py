@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.engine.fleet.plain_http import MOST_HEAD_BYTES, HttpAnswer, PlainHttp
-from asyncrl.engine.fleet.server import ServerFaultError
+from asyncrl.engine.fleet.server import ServerFaultError, ServerSilentError
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwell"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n3;x=1\r\nwel\r\n1\r\nl\r\n0\r\nX: y\r\n\r\n"
@@ -227,3 +227,15 @@ def test_a_refused_request_is_told_from_a_faulty_server() -> None:
 )
 def test_other_servers_than_those_of_plain_http_are_left_to_aiohttp(url: str) -> None:
     assert Http(url)._direct is None
+
+
+def test_the_reason_of_a_call_without_an_answer_names_the_time_limit() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(ServerSilentError, match=r"/server_info: no answer within 0\.05 s$"):
+            await http.get("/server_info", 0.05)
+        await http.close()
+        server.close()
+
+    asyncio.run(main())

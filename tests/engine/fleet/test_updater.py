@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.engine.base import Generation
+from asyncrl.engine.fleet.folders import Folders
 from tests.engine.fleet.fakes import (
     FakeSglang,
     assert_true,
@@ -16,7 +18,7 @@ from tests.engine.fleet.fakes import (
     sample,
     tensors,
 )
-from tests.helpers import async_until
+from tests.helpers import OWN_RUN, async_until
 
 pytestmark = pytest.mark.slow
 
@@ -210,3 +212,25 @@ async def test_a_server_that_was_lost_forgets_its_prefixes_which_half_an_update_
         server.refuses.clear()
         await async_until(lambda: counter(fleet, "servers_ready"))
     assert server.calls.count("flush_cache") == 1
+
+
+async def test_a_version_that_cannot_be_written_ends_no_turn_and_follows_once_there_is_room(tmp_path: Path) -> None:
+    server, full = FakeSglang(), False
+
+    def write_config(folder: Path) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+
+    async with fleet_with(1, server, folders=Folders(tmp_path, write_config, OWN_RUN)) as fleet:
+        server.holds = lambda _: not fleet._last_fault()
+        call = asyncio.create_task(sample(fleet, LONG))
+        await async_until(lambda: server.running)
+        full = True
+        update = asyncio.create_task(fleet.update_weights(2, tensors(2)))
+        running, later = await call, await sample(fleet, 3, "later")
+        assert {*running.versions, *later.versions} == {1}
+        server.holds, full = lambda _: False, False
+        await update
+        assert counter(fleet, "lost_segments") == counter(fleet, "server_faults") == 0
+        assert not fleet._last_fault()
+        assert_true(running, later, await sample(fleet, 3, "last"))
