@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.compat.rows import Row, Setting, made, none, part, same, used
-from asyncrl.compat.trl.reward_rows import functions, rule_name
+from asyncrl.compat.trl.reward_rows import rewards, score_name
 from asyncrl.compat.trl.source import TrlConfig
 from asyncrl.compat.trl.values import Unread
 
@@ -26,13 +26,12 @@ VESPO = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
 
 def _advantage(source: TrlConfig) -> Iterator[Setting | str]:
     if source["multi_objective_aggregation"] == "normalize_then_sum":
-        given = functions(source)
+        given = rewards(source)
         weights = source["reward_weights"] or [1.0] * len(given)
-        by_name = {
-            f"rule/{rule_name(each)}": weight
-            for each, weight in zip(given, weights, strict=True)
-            if not isinstance(each, Unread)
-        }
+        by_name: dict[str, float] = {}
+        for each, weight in zip(given, weights, strict=True):
+            if not isinstance(each, Unread):
+                by_name.setdefault(score_name(each), weight)  # Of several models, the first one is translated.
         yield "algorithm.advantage", part("gdpo", weights=by_name)
         yield (
             "multi_objective_aggregation=normalize_then_sum: every function must give a number for every episode: an "
