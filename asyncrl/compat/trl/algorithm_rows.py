@@ -69,7 +69,7 @@ def _loss(source: TrlConfig) -> Iterator[Setting | str]:
     elif kind == "vespo":
         yield "algorithm.loss", part("vespo", **{name: source[f"vespo_{name}"] for name in VESPO})
     elif _by_sequence(source):
-        yield "algorithm.loss", part("gspo", **_clips(source))
+        yield "algorithm.loss", part("gspo", **_clips(source), dual_clip=source["delta"])
     else:
         yield "algorithm.loss", part("ppo", **_clips(source), dual_clip=source["delta"])
     if kind == "luspo" and not _by_sequence(source):
@@ -80,6 +80,8 @@ def _loss(source: TrlConfig) -> Iterator[Setting | str]:
     elif kind not in (*CLIPPED, *BY_TOKEN, "vespo"):
         instead = "gspo" if _by_sequence(source) else "ppo"
         yield f"loss_type={kind}: asyncrl lacks this loss and uses {instead} (docs/algorithms.md lists all)"
+    if source["delta"] is not None and kind in (*BY_TOKEN, "vespo"):
+        yield f"delta={source['delta']}: left out, as in TRL, which does not use it with loss_type={kind}"
     level = source["importance_sampling_level"]
     if level not in ("token", "sequence") or (level == "sequence" and kind in BY_TOKEN):
         yield f"importance_sampling_level={level}: left out, so each token has its own ratio"
@@ -171,7 +173,7 @@ ROWS: tuple[Row, ...] = (
         None,
         "The upper clip. With `cispo` it bounds the ratio itself, so `clip_high` is this bound minus 1.",
     ),
-    used("delta", "`algorithm.loss.params.dual_clip`", None, "The largest ratio of a token with a negative advantage."),
+    used("delta", "`algorithm.loss.params.dual_clip`", None, "The largest ratio where the advantage is negative."),
     used("sapo_temperature_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
     used("sapo_temperature_neg", "`algorithm.loss`", 1.05, "`tau_neg` of `sapo`."),
     used("vespo_k_pos", "`algorithm.loss`", 2.0, "`k_pos` of `vespo`."),
