@@ -203,7 +203,9 @@ ROWS: tuple[Row, ...] = (
         "sequence_mask",
         "For example, `sequence_mask` becomes `mask` at the level `sequence`.",
     ),
-    used(f"{VLLM}_clip_max", "`algorithm.correction`", 3.0, "`cap` of `truncate`, or `high` of `mask`."),
+    used(
+        f"{VLLM}_clip_max", "`algorithm.correction`", 3.0, "`cap` of `truncate`, or `high` of `mask`; null: no bound."
+    ),
     used(f"{VLLM}_clip_min", "`algorithm.correction`", None, "`floor` of `truncate`, or `low` of `mask`."),
     used(f"{VLLM}_cap", "`algorithm.correction`", None, "An older name of `vllm_importance_sampling_clip_max`."),
     used("off_policy_mask_threshold", "`algorithm.correction`", None, "Adds `opsm` with this `delta`."),

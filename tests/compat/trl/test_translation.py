@@ -272,6 +272,27 @@ def test_two_sided_clipping_is_translated_or_reported(loss: str, uses_delta: boo
     assert has(result.differs, "delta=4.0: left out", f"loss_type={loss}") == (not uses_delta)
 
 
+def test_null_is_not_read_as_a_default_without_a_remark() -> None:
+    result = translate({"max_completion_length": None, "weight_decay": None, "epsilon_high": None})
+    assert result.settings["actor.max_turn_tokens"] == 512
+    assert has(result.differs, "max_completion_length=null: TRL's default 512 counts; give max_completion_length=VALUE")
+    assert has(result.differs, "weight_decay=null: TRL's default 0.0 counts")
+    assert not has(result.differs, "epsilon_high=null"), "null is its default"
+    long = translate({"max_completion_length": None, "vllm_max_model_length": 4096})
+    assert (long.settings["actor.max_turn_tokens"], long.settings["actor.max_tokens"]) == (4096, 4096)
+    assert not has(long.differs, "=null")
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("sequence_mask", "high"), ("token_truncate", "cap")])
+def test_a_correction_without_an_upper_bound_has_none(mode: str, bound: str) -> None:
+    clip_max = "vllm_importance_sampling_clip_max"
+    given = {"use_vllm": True, "vllm_importance_sampling_mode": mode, clip_max: None}
+    result = translate(given)
+    [correction] = result.settings["algorithm.correction"]
+    assert correction["params"][bound] == float("inf")
+    assert not has(result.differs, f"{clip_max}=null")
+
+
 def test_luspo_is_gspo_with_the_sums_of_its_sequences() -> None:
     result = translate({"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_high": 0.3})
     assert result.settings["algorithm.loss"] == {"name": "gspo", "params": {**PLAIN, "clip_high": 0.3}}
