@@ -1,8 +1,8 @@
 """Reads demonstrations from files: conversations whose assistant turns the policy learns.
 
 Columns: `messages` (a chat with tool calls and results, as messages or as their JSON text), or `prompt` (messages, JSON
-text of them, or plain text) and `response` (text). Optional: `tools` (OpenAI schemas, as structs or as JSON text). The
-supported files are listed in `asyncrl.data.tables`.
+text of them, or plain text) and `response` (text). Then only the response is learned. Optional: `tools` (OpenAI
+schemas, as structs or as JSON text). The supported files are listed in `asyncrl.data.tables`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ COLUMNS = ("messages", "prompt", "response", "tools")
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A conversation, and the schemas of its tools (empty: no tools)."""
+    """A conversation, and the schemas of its tools (empty: no tools).
+
+    `context` is the number of leading messages from which nothing is learned, even if they are assistant turns.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    context: int = 0
 
 
 def check_columns(sources: Sequence[str | Path]) -> None:
@@ -104,7 +108,8 @@ class DemonstrationFile(Sequence[Demonstration]):
             column = "prompt"
             prompt = _prompt(values.get("prompt"))
             column = "response"
-            return Demonstration([*prompt, {"role": "assistant", "content": _text(values.get("response"))}], tools)
+            response = {"role": "assistant", "content": _text(values.get("response"))}
+            return Demonstration([*prompt, response], tools, context=len(prompt))
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError(f"{self.place(row)}, column {column}: {error}; mend or drop the row") from error
 

@@ -54,7 +54,7 @@ def facts_of_table(table: pa.Table) -> pa.Table:
     columns = [
         table.column("data_source").cast(_TEXT),
         _extra(table, lambda kind: True, "split"),
-        _extra(table, lambda kind: pa.types.is_integer(kind) or pa.types.is_string(kind), "index"),
+        _extra(table, lambda kind: pa.types.is_integer(kind) or is_text(kind), "index"),
         environment,
         _extra(table, is_text, USER, "name"),
         pa.chunked_array([_roles(chunk) for chunk in table.column("prompt").chunks], _TEXT),

@@ -25,14 +25,17 @@ from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
 
 Rendered = tuple[NDArray[np.int32], NDArray[np.bool_]]
-"""The token ids int32[T] of one demonstration, and a mask bool[T] of its assistant turns."""
+"""The token ids int32[T] of one demonstration, and a mask bool[T] of its learned turns."""
+FORMAT = 2
+"""The number of the way to render rows. It grows when the same rows become other tokens or masks, so that no older
+rendering is read. Since 2, assistant turns of the column `prompt` are context."""
 
 
 @dataclass(frozen=True)
 class RenderedDemonstrations:
     """D demonstrations with N tokens in total.
 
-    - `tokens` int32[N], and `mask` bool[N] of assistant turns
+    - `tokens` int32[N], and `mask` bool[N] of learned turns
     - `ends` int64[D]: the exclusive end of each demonstration in `tokens`
     - `digest`: a hash of the three arrays
     - `cut`: the number of rows that were truncated, because they were too long
@@ -94,7 +97,8 @@ class RunDemonstrations:
         """The folder with the rendered demonstrations of `sources`. Raises DataError: a source does not exist."""
         files = [(str(path), _bytes(path)) for source in sources for path in find_files(str(source))]
         shown = [self.rendering.model, self.rendering.actor]
-        return self.run_dir / "demonstrations" / digest_of([files, *shown, self.max_tokens, self.overlong])
+        made_from = [FORMAT, files, *shown, self.max_tokens, self.overlong]
+        return self.run_dir / "demonstrations" / digest_of(made_from)
 
     def read(self, sources: Sequence[str]) -> RenderedDemonstrations:
         """Read the rendered demonstrations of `sources`: those of this run, or else those of the run that has the

@@ -47,27 +47,32 @@ def demonstration_tokens(
     chat: Chat, shown: Demonstration, functions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The token ids int32[T] up to the end of the last assistant turn, and a mask bool[T] that is true on assistant
-    turns.
+    turns. The first `shown.context` messages are rendered as a task's prompt, and are not learned.
 
     The template lists the demonstration's own tools, or else all `functions` on offer, as for a task. Raises
     RefusedError for these reasons:
 
     - The chat template does not take the messages.
     - There is no assistant turn.
+
+    And for these reasons in the turns that are learned:
+
     - An assistant turn is the first message, follows another assistant turn, or is empty.
     - An assistant turn contains an end-of-turn token before its end, or a special token that begins another turn.
     - An assistant turn calls a tool that is not on offer, or with wrong arguments.
     """
     messages = read_messages(list(with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
-    check_calls(messages, tools)
-    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    check_calls(messages, tools, first=shown.context)
+    turns = [
+        number for number, message in enumerate(messages) if message["role"] == "assistant" and number >= shown.context
+    ]
     if not turns:
         raise RefusedError("there is no assistant turn to learn")
     parts: list[NDArray[np.int32]] = []
     after = 0
     for turn in turns:
-        if after == turn:
+        if turn == 0 or messages[turn - 1]["role"] == "assistant":
             raise RefusedError(f"message {turn} is an assistant turn, but follows no message of another role")
         check_turn(shown.messages[turn], turn)
         context = messages[after:turn]

@@ -48,7 +48,7 @@ def test_messages_and_tools_may_be_json_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prompt", ["2+2?", [USER], json.dumps([USER])])
 def test_a_prompt_and_a_response_are_a_conversation(tmp_path: Path, prompt: Any) -> None:
-    assert list(opened(tmp_path, {"prompt": prompt, "response": "4"})) == [Demonstration([USER, SAYS])]
+    assert list(opened(tmp_path, {"prompt": prompt, "response": "4"})) == [Demonstration([USER, SAYS], context=1)]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ def test_columns_that_the_configuration_names_become_the_fields_of_tasks(tmp_pat
         ]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_the_ids_of_tasks_have_a_text_index_of_every_type_in_memory_and_on_the_disk(tmp_path: Path, kind: pa.DataType):
+    path, layout = tmp_path / "a.parquet", RowLayout({"prompt": "q", "ground_truth": "a", "index": "uid"})
+    uid = pa.array(["a7", "b9"]).cast(kind)
+    pq.write_table(pa.table({"q": ["1+1?", "2+2?"], "a": ["2", "4"], "uid": uid}), path)
+    for tasks in (TaskFile(path, layout=layout), made(tmp_path / "made.arrow", [str(path)], layout)):
+        assert [task.id for task in tasks] == ["a/a/a7", "a/a/b9"]
+
+
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path):
     path = parquet(tmp_path / "a.parquet", question(1))
     with pytest.raises(

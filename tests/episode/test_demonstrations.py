@@ -14,7 +14,7 @@ import pytest
 
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
-from asyncrl.data.demonstrations import Demonstration
+from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
 from asyncrl.data.from_config import run_demonstrations
 from asyncrl.data.rendered import read_rendered
 from asyncrl.episode.demonstrations import demonstration_tokens
@@ -146,6 +146,34 @@ def test_what_follows_the_last_assistant_turn_is_left_away() -> None:
         assert np.array_equal(tokens, longer)
 
 
+def test_assistant_turns_of_a_prompt_are_context_and_only_the_response_is_learned(tmp_path: Path) -> None:
+    prompt = [
+        USER,
+        {"role": "assistant", "content": f"WRONG{END}"},
+        {"role": "user", "content": "fix it"},
+    ]
+    says = {"role": "assistant", "content": "RIGHT"}
+    (tmp_path / "shown.jsonl").write_text(json.dumps({"prompt": prompt, "response": "RIGHT"}))
+    (shown,) = DemonstrationFile([tmp_path / "shown.jsonl"])
+    chat = Chat(make_tokenizer(CHATML))
+    tokens, mask = demonstration_tokens(chat, shown, {})
+    assert chat.text(tokens[mask]) == f"RIGHT{END}"
+    assert np.array_equal(tokens[~mask], chat.prompt(prompt, [])), "the prompt is that of a task"
+    prompt[1] = {"role": "assistant", "content": "WRONG"}
+    tokens, mask = demonstration_tokens(chat, Demonstration([*prompt, says]), {})
+    assert chat.text(tokens[mask]) == f"WRONG{END}RIGHT{END}"
+
+
+def test_a_call_in_a_prompt_is_not_checked_and_a_response_after_an_assistant_turn_is_refused() -> None:
+    chat, says = Chat(make_tokenizer(CHATML)), {"role": "assistant", "content": "4"}
+    messages = [USER, calls("a"), {"role": "tool", "tool_call_id": "a", "content": "4"}, says]
+    other = {"add": {"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}}
+    _, mask = demonstration_tokens(chat, Demonstration(messages, context=3), other)
+    assert mask.sum() == len(ids(make_tokenizer(CHATML), f"4{END}"))
+    with pytest.raises(RefusedError, match="message 2 is an assistant turn, but follows no message"):
+        demonstration_tokens(chat, Demonstration([USER, says, says], context=2), {})
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
     """Three demonstrations, of which the second one is longer than 40 tokens, and has an answer within these."""
@@ -202,6 +230,14 @@ def test_a_file_that_changes_and_keeps_its_size_is_rendered_again(what: str, con
     assert run_demonstrations(config).folder(sources) == folder
     assert prepare_demonstrations(config, sources).digest != before.digest
     assert read_rendered(folder).digest == prepare_demonstrations(config, sources).digest
+
+
+def test_a_rendering_of_an_older_format_is_not_read(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = config.algorithm.sft.path
+    assert sources
+    folder = run_demonstrations(config).folder(sources)
+    monkeypatch.setattr("asyncrl.data.rendered.FORMAT", 1)
+    assert run_demonstrations(config).folder(sources) != folder
 
 
 def test_rendered_demonstrations_that_are_damaged_are_rendered_again(config: TrainConfig) -> None:

@@ -34,7 +34,7 @@ class EvaluatedSource:
     - the means are None if no attempt was scored; `mean_process` is also None without a process reward model
     - `mean_length` is in policy tokens
     - `pass_at`, `best_at`, `maj_at`: the estimate for each k; None if no task has k scored attempts. `maj_at` is
-      also None if none of these attempts gave an answer that counts as a vote
+      also None if no attempt gave an answer that counts as a vote. On all tasks, it leaves out sources without a vote
     - `pass_tasks`: for each k, the number of tasks with k scored attempts
     """
 
@@ -71,11 +71,12 @@ def read_result(stored: StoredRun, sources: Sequence[str], attempts: int, thresh
     by_source: dict[str, list[Sequence[TrajectoryRecord]]] = defaultdict(list)
     for row, source in enumerate(sources):
         by_source[source].append(scored[row])
+    tallies = {name: Tally.of(tasks, attempts, threshold) for name, tasks in sorted(by_source.items())}
     return EvaluationResult(
         attempts,
         threshold,
-        _summarise([scored[row] for row in range(len(sources))], attempts, threshold),
-        {name: _summarise(tasks, attempts, threshold) for name, tasks in sorted(by_source.items())},
+        _summarise(Tally.of_sources(tallies.values()), len(sources), attempts),
+        {name: _summarise(tally, len(by_source[name]), attempts) for name, tally in tallies.items()},
         _reasons(stored, len(sources) * attempts - sum(map(len, scored.values()))),
     )
 
@@ -85,14 +86,12 @@ def _evaluated(stored: StoredRun) -> Iterable[TrajectoryRecord]:
         yield from (record for _, record in shard if record.state is TrajectoryState.EVALUATED)
 
 
-def _summarise(tasks: Sequence[Sequence[TrajectoryRecord]], attempts: int, threshold: float) -> EvaluatedSource:
-    tally = Tally.of(tasks, attempts, threshold)
+def _summarise(tally: Tally, tasks: int, attempts: int) -> EvaluatedSource:
     means, estimates = tally.means, tally.estimates
-
     return EvaluatedSource(
-        tasks=len(tasks),
+        tasks=tasks,
         scored=tally.count,
-        failed=len(tasks) * attempts - tally.count,
+        failed=tasks * attempts - tally.count,
         mean_outcome=means.get("outcome"),
         accuracy=means.get("accuracy"),
         mean_reward=means.get("reward"),

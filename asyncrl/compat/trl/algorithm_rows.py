@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.compat.rows import Row, Setting, made, none, part, same, used
-from asyncrl.compat.trl.reward_rows import functions, rule_name
+from asyncrl.compat.trl.reward_rows import rewards, score_name
 from asyncrl.compat.trl.source import TrlConfig
 from asyncrl.compat.trl.values import Unread
 
@@ -26,13 +26,12 @@ VESPO = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
 
 def _advantage(source: TrlConfig) -> Iterator[Setting | str]:
     if source["multi_objective_aggregation"] == "normalize_then_sum":
-        given = functions(source)
+        given = rewards(source)
         weights = source["reward_weights"] or [1.0] * len(given)
-        by_name = {
-            f"rule/{rule_name(each)}": weight
-            for each, weight in zip(given, weights, strict=True)
-            if not isinstance(each, Unread)
-        }
+        by_name: dict[str, float] = {}
+        for each, weight in zip(given, weights, strict=True):
+            if not isinstance(each, Unread):
+                by_name.setdefault(score_name(each), weight)  # Of several models, the first one is translated.
         yield "algorithm.advantage", part("gdpo", weights=by_name)
         yield (
             "multi_objective_aggregation=normalize_then_sum: every function must give a number for every episode: an "
@@ -70,7 +69,7 @@ def _loss(source: TrlConfig) -> Iterator[Setting | str]:
     elif kind == "vespo":
         yield "algorithm.loss", part("vespo", **{name: source[f"vespo_{name}"] for name in VESPO})
     elif _by_sequence(source):
-        yield "algorithm.loss", part("gspo", **_clips(source))
+        yield "algorithm.loss", part("gspo", **_clips(source), dual_clip=source["delta"])
     else:
         yield "algorithm.loss", part("ppo", **_clips(source), dual_clip=source["delta"])
     if kind == "luspo" and not _by_sequence(source):
@@ -81,6 +80,8 @@ def _loss(source: TrlConfig) -> Iterator[Setting | str]:
     elif kind not in (*CLIPPED, *BY_TOKEN, "vespo"):
         instead = "gspo" if _by_sequence(source) else "ppo"
         yield f"loss_type={kind}: asyncrl lacks this loss and uses {instead} (docs/algorithms.md lists all)"
+    if source["delta"] is not None and kind in (*BY_TOKEN, "vespo"):
+        yield f"delta={source['delta']}: left out, as in TRL, which does not use it with loss_type={kind}"
     level = source["importance_sampling_level"]
     if level not in ("token", "sequence") or (level == "sequence" and kind in BY_TOKEN):
         yield f"importance_sampling_level={level}: left out, so each token has its own ratio"
@@ -172,7 +173,7 @@ ROWS: tuple[Row, ...] = (
         None,
         "The upper clip. With `cispo` it bounds the ratio itself, so `clip_high` is this bound minus 1.",
     ),
-    used("delta", "`algorithm.loss.params.dual_clip`", None, "The largest ratio of a token with a negative advantage."),
+    used("delta", "`algorithm.loss.params.dual_clip`", None, "The largest ratio where the advantage is negative."),
     used("sapo_temperature_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
     used("sapo_temperature_neg", "`algorithm.loss`", 1.05, "`tau_neg` of `sapo`."),
     used("vespo_k_pos", "`algorithm.loss`", 2.0, "`k_pos` of `vespo`."),
@@ -202,7 +203,9 @@ ROWS: tuple[Row, ...] = (
         "sequence_mask",
         "For example, `sequence_mask` becomes `mask` at the level `sequence`.",
     ),
-    used(f"{VLLM}_clip_max", "`algorithm.correction`", 3.0, "`cap` of `truncate`, or `high` of `mask`."),
+    used(
+        f"{VLLM}_clip_max", "`algorithm.correction`", 3.0, "`cap` of `truncate`, or `high` of `mask`; null: no bound."
+    ),
     used(f"{VLLM}_clip_min", "`algorithm.correction`", None, "`floor` of `truncate`, or `low` of `mask`."),
     used(f"{VLLM}_cap", "`algorithm.correction`", None, "An older name of `vllm_importance_sampling_clip_max`."),
     used("off_policy_mask_threshold", "`algorithm.correction`", None, "Adds `opsm` with this `delta`."),

@@ -18,6 +18,8 @@ ATTENTION = ("flash_attention_2", "sdpa", "flex_attention")
 _IN_INIT = ("attn_implementation", "dtype", "torch_dtype", "revision", "trust_remote_code")
 _NONE_IN_INIT = ("device_map", "use_cache", "low_cpu_mem_usage")
 """Arguments of `from_pretrained` that need no counterpart."""
+_OF_MIXTURE = frozenset(("columns", "fraction"))
+"""Keys of a data set of a mixture, in addition to the arguments of `load_dataset`."""
 
 
 def text(value: Any) -> Any:
@@ -109,7 +111,7 @@ def _rows(source: TrlConfig, key: str, ours: str, split: str) -> Iterator[Settin
         yield ours, [rows]
         return
     if not isinstance(rows, ScriptRows) and source["dataset_name"]:
-        rows = rows_of(source["dataset_name"], source["dataset_config"], split)
+        rows = rows_of({"path": source["dataset_name"], "name": source["dataset_config"], "split": split})
     elif not isinstance(rows, ScriptRows) and source["datasets"]:
         yield from _mixture(source, ours)
         return
@@ -131,15 +133,21 @@ def _mixture(source: TrlConfig, ours: str) -> Iterator[Setting | str]:
     if ours == "data.eval":
         yield "datasets: the mixture is for training only; set data.eval, or learner.eval_every=0"
         return
-    found = [dict(each) for each in source["datasets"]]
-    sources = [
-        rows_of(each.get("path"), each.get("name"), each.get("split", "train"), each.get("data_files"))
-        for each in found
-    ]
-    yield ours, [each.source for each in sources if each.source]
-    for each in found:
-        if left := sorted(each.keys() - {"path", "name", "split"}):
+    names: list[str] = []
+    for each in map(dict, source["datasets"]):
+        arguments = {"split": "train", **{key: value for key, value in each.items() if key not in _OF_MIXTURE}}
+        rows = rows_of(arguments)
+        if rows.source:
+            names.append(rows.source)
+        else:
+            yield (
+                f"datasets: {each.get('path')} is left out, since no source of asyncrl has its rows "
+                f"({', '.join(f'{key}={value}' for key, value in arguments.items() if key != 'path')}): write them to "
+                f"a file, and add it to {ours}"
+            )
+        if left := sorted(each.keys() & _OF_MIXTURE):
             yield f"datasets: {', '.join(left)} of {each.get('path')} are left out; data.weights weighs data sources"
+    yield ours, names
 
 
 def _shuffle(source: TrlConfig) -> Iterator[Setting | str]:
@@ -193,8 +201,9 @@ ROWS: tuple[Row, ...] = (
         "train_dataset",
         "`data.train`",
         None,
-        "`load_dataset(NAME, CONFIG, split=SPLIT)` becomes `hub:NAME?config=CONFIG&split=SPLIT`, and JSON or Parquet "
-        "files stay files. If the script changes rows, by `map` for example, write them to a file first.",
+        "`load_dataset(NAME, CONFIG, split=SPLIT)` becomes `hub:NAME?config=CONFIG&split=SPLIT`, with `&revision=` if "
+        "one is given, and JSON or Parquet files stay files. If the script changes rows, by `map` for example, loads "
+        "only a part of files, as by `split='train[:90%]'`, or gives `data_dir`, write the rows to a file first.",
         _train,
     ),
     made("eval_dataset", "`data.eval`", None, "As `train_dataset`.", _eval),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.compat.rows import Row, Setting, made, none, used
@@ -28,10 +29,28 @@ PLACEHOLDER = "MODULE.FUNCTION"
 """The value of `scoring.rule` if no rule is known. A run refuses it. Without it, a run would use the default rule."""
 
 
-def functions(source: TrlConfig) -> list[Any]:
-    """The reward functions, as a list."""
+@dataclass(frozen=True)
+class Model:
+    """A reward model: a folder or a name on the hub."""
+
+    path: str
+
+
+def rewards(source: TrlConfig) -> list[Any]:
+    """The reward functions and models, in the order in which TRL weighs them."""
     given = source["reward_funcs"]
-    return given if isinstance(given, list) else [] if given is None else [given]
+    listed = given if isinstance(given, list) else [] if given is None else [given]
+    models = [Model(source[MODEL])] if source[MODEL] else []
+    return [*models, *(Model(each) if _is_model(each) else each for each in listed)]
+
+
+def _is_model(given: Any) -> bool:
+    return isinstance(given, str) and given not in (*SHIPPED, OVERLONG) and ("/" in given or "." not in given)
+
+
+def score_name(given: Any) -> str:
+    """The name under which the score of a function or model is in the labels."""
+    return "outcome_model" if isinstance(given, Model) else f"rule/{rule_name(given)}"
 
 
 def rule_name(given: Any) -> str:
@@ -43,23 +62,23 @@ def rule_name(given: Any) -> str:
 
 
 def _rules(source: TrlConfig) -> Iterator[Setting | str]:
-    given = functions(source)
+    given = rewards(source)
     weights = source["reward_weights"] or [1.0] * len(given)
     if len(weights) != len(given):
         yield f"reward_weights={weights}: there are {len(given)} reward functions, so every weight is 1"
         weights = [1.0] * len(given)
     rules: list[dict[str, Any]] = []
-    models: list[str] = [source[MODEL]] if source[MODEL] else []
+    models: list[tuple[str, float]] = []
     for each, weight in zip(given, weights, strict=True):
+        if isinstance(each, Model):
+            models.append((each.path, weight))
+            continue
         name = rule_name(each)
         path = each.path if isinstance(each, Named) else each if isinstance(each, str) else ""
         if name == OVERLONG:
             yield "algorithm.reward", [{"name": "overlong", "params": {"max_length": 1280, "buffer": 256}}]
         elif name in SHIPPED and (path == name or path.startswith("trl.rewards")):
             rules.append({**SHIPPED[name], "weight": weight})
-        elif isinstance(each, str) and ("/" in each or "." not in each):
-            models.append(each)
-            yield from _model(each)
         elif path:
             rules.append({"name": path, "weight": weight})
         else:
@@ -67,6 +86,7 @@ def _rules(source: TrlConfig) -> Iterator[Setting | str]:
                 f"reward_funcs: {name} is left out: write it as a function in a module, and add "
                 f"{{name: {PLACEHOLDER}, weight: {weight}}} to scoring.rule"
             )
+    yield from _models(models)
     if rules:
         yield "scoring.rule", rules[0]["name"] if rules == [{"name": rules[0]["name"], "weight": 1.0}] else rules
         if _may_reward(source["environment_factory"]):
@@ -97,14 +117,20 @@ def _without_rules(source: TrlConfig, has_model: bool) -> Iterator[Setting | str
         )
 
 
-def _model(path: str) -> Iterator[Setting | str]:
-    yield "scoring.outcome_model.family", "sequence_classifier"
-    yield "scoring.outcome_model.path", path
-
-
-def _reward_model(source: TrlConfig) -> Iterator[Setting | str]:
-    if source[MODEL]:
-        yield from _model(source[MODEL])
+def _models(given: Sequence[tuple[str, float]]) -> Iterator[Setting | str]:
+    """The first reward model with its weight, and a remark on each further one."""
+    for path, weight in given[:1]:
+        yield "scoring.outcome_model.family", "sequence_classifier"
+        yield "scoring.outcome_model.path", path
+        if weight != 1.0:
+            yield "scoring.shaping.outcome_model_weight", weight
+        if weight < 0:
+            yield f"reward_weights: the model {path} has the weight {weight}, and a run refuses a negative one"
+    for path, weight in given[1:]:
+        yield (
+            f"reward_funcs: the model {path} is left out, since scoring.outcome_model is one model: write a reward "
+            f"function that asks it, and add {{name: {PLACEHOLDER}, weight: {weight}}} to scoring.rule"
+        )
 
 
 def _environment(source: TrlConfig) -> Iterator[Setting | str]:
@@ -149,14 +175,19 @@ ROWS: tuple[Row, ...] = (
         "`scoring.rule`",
         None,
         "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
-        "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`. "
-        "A function without an importable name, such as a lambda, is left out, and the report lists it. If no function "
-        "is left, `scoring.rule` is `MODULE.FUNCTION`, which a run refuses. If only a model or an "
-        "environment gives rewards, the rule is `environment`.",
+        "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`; "
+        "further ones are left out, and the report names them. A function without an importable name, such as a "
+        "lambda, is left out, and the report lists it. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
+        "which a run refuses. If only a model or an environment gives rewards, the rule is `environment`.",
         _rules,
     ),
-    used("reward_weights", "`scoring.rule`", None, "The `weight` of each function; null means 1."),
-    made(MODEL, "`scoring.outcome_model.path`", None, "A sequence classifier with one label.", _reward_model),
+    used(
+        "reward_weights",
+        "`scoring.rule`, `scoring.shaping.outcome_model_weight`",
+        None,
+        "The `weight` of each function, and `outcome_model_weight` of the model; null means 1.",
+    ),
+    used(MODEL, "`scoring.outcome_model.path`", None, "A sequence classifier with one label."),
     made(
         "environment_factory",
         "`actor.environment`, `actor.environments`",

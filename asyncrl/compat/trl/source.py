@@ -19,6 +19,7 @@ from asyncrl.compat.trl.values import MadeOf, Named, Script, ScriptRows, Unknown
 from asyncrl.compat.yaml_files import read_small, read_yaml
 from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.config.keys import near_path
+from asyncrl.config.option import as_yaml
 from asyncrl.errors import ConfigError
 
 TRAINER = (
@@ -50,6 +51,10 @@ LISTS = ("reward_funcs", "tools")
 """Arguments whose readable items are translated even if other items cannot be read."""
 TRAINERS = frozenset(("accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "trl", "unsloth", "vllm"))
 """Packages of training scripts that the environment of asyncrl may lack."""
+NULLS = ("vllm_importance_sampling_clip_max",)
+"""Keys with a default whose null has a meaning: here, no bound."""
+OTHERWISE = {"max_completion_length": "vllm_max_model_length"}
+"""Maps a key to another one, which counts if the key is null."""
 LONGEST_EXPRESSION = 60
 LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
@@ -58,13 +63,25 @@ class TrlConfig:
     """The values of a configuration of TRL, with TRL's defaults.
 
     `given` has the keys that the file and the words name. `remarks` has a line for each value that only the running
-    script knows, and for each class or function that Python would find only by running the script.
+    script knows, and for each class or function that Python would find only by running the script. It also has one for
+    each key of which null is read as TRL's default.
     """
 
     def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], remarks: Sequence[str] = ()) -> None:
-        self._values = {**defaults, **{key: value for key, value in given.items() if value is not None}}
+        values = {key: given.get(OTHERWISE.get(key, "")) if value is None else value for key, value in given.items()}
+        self._values = {
+            **defaults,
+            **{key: value for key, value in values.items() if value is not None or key in NULLS},
+        }
         self.given = list(given)
-        self.remarks = list(remarks)
+        self.remarks = [
+            *remarks,
+            *(
+                f"{key}=null: TRL's default {as_yaml(defaults[key])} counts; give {key}=VALUE"
+                for key, value in values.items()
+                if value is None and key not in NULLS and defaults.get(key) is not None
+            ),
+        ]
 
     def __getitem__(self, key: str) -> Any:
         """The value of a key, or TRL's default."""

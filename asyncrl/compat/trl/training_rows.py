@@ -221,7 +221,8 @@ ROWS: tuple[Row, ...] = (
         "max_completion_length",
         "`actor.max_turn_tokens`, `actor.max_tokens`",
         512,
-        "`actor.max_tokens` also has room for the prompt: `max_prompt_length`, or 1024 tokens.",
+        "`actor.max_tokens` also has room for the prompt: `max_prompt_length`, or 1024 tokens. null means "
+        "`vllm_max_model_length`, or else 512.",
         _lengths,
     ),
     made(

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 from asyncrl.compat.trl.bindings import Binding, Place, bound, is_within, set_attributes, with_places
 
@@ -27,6 +28,13 @@ _SUMS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _OF_ROWS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas")
 _TRIVIAL = ("with_format", "shuffle")
 """Methods of a data set that change no row. The run shuffles the rows itself."""
+_LOAD_DATASET = ("path", "name", "data_dir", "data_files", "split")
+"""The first arguments of `load_dataset`, in order."""
+_SAME_ROWS = (
+    *("cache_dir", "download_config", "download_mode", "verification_mode", "token", "trust_remote_code"),
+    *("keep_in_memory", "num_proc", "streaming"),
+)
+"""Arguments of `load_dataset` that do not change which rows it reads."""
 
 
 class UnknownValueError(ValueError):
@@ -309,21 +317,26 @@ class Script:
         keywords = self.keywords(node)
         if name == "load_from_disk":
             return ScriptRows(str(words[0] if words else keywords.get("dataset_path", "")))
-        path = words[0] if words else keywords.get("path")
-        config = words[1] if len(words) > 1 else keywords.get("name")
-        return rows_of(path, config, keywords.get("split"), keywords.get("data_files"))
+        return rows_of({**dict(zip(_LOAD_DATASET, words, strict=False)), **keywords})
 
 
-def rows_of(path: Any, config: Any = None, split: Any = None, files: Any = None) -> ScriptRows:
-    """The rows that `datasets.load_dataset` reads with these arguments."""
+def rows_of(arguments: Mapping[str, Any]) -> ScriptRows:
+    """The rows that `datasets.load_dataset` reads with these arguments. The source is empty if none of ours reads the
+    same rows."""
+    given = {name: value for name, value in arguments.items() if value is not None and name not in _SAME_ROWS}
+    path, split, files = given.pop("path", None), given.pop("split", None), given.pop("data_files", None)
+    options = {"config": given.pop("name", None), "split": split, "revision": given.pop("revision", None)}
+    if given or not isinstance(path, str) or not isinstance(split, str | None):
+        return ScriptRows("")
     if path in ("json", "parquet", "arrow"):
         if isinstance(files, dict):
             files = files.get(split)
-        return ScriptRows(str(files)) if isinstance(files, str) else ScriptRows("")
-    if not isinstance(path, str) or files is not None:
+        # A part of a split, such as train[:90%], has not all rows of its files.
+        whole = not {"[", "+"} & {*(split or "")}
+        return ScriptRows(files) if isinstance(files, str) and whole else ScriptRows("")
+    if files is not None:
         return ScriptRows("")
-    options = {"config": config, "split": split}
-    query = "&".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    query = "&".join(_option(name, value) for name, value in options.items() if value is not None)
     return ScriptRows(f"hub:{path}{'?' if query else ''}{query}", splits=split is None)
 
 
@@ -331,7 +344,14 @@ def split_of(rows: ScriptRows, split: str) -> ScriptRows:
     """One split of a data set that was loaded with all its splits. Another data set is returned unchanged."""
     if not rows.splits:
         return rows
-    return ScriptRows(f"{rows.source}{'&' if '?' in rows.source else '?'}split={split}", changes=rows.changes)
+    return ScriptRows(
+        f"{rows.source}{'&' if '?' in rows.source else '?'}{_option('split', split)}", changes=rows.changes
+    )
+
+
+def _option(name: str, value: Any) -> str:
+    # The source decodes % and + as in a URL, so that a split such as train+test must be encoded.
+    return f"{name}={quote(str(value), safe='/:[]')}"
 
 
 def last_name(node: ast.expr) -> str:

@@ -26,8 +26,9 @@ class Tally(msgspec.Struct):
     - `length`: the sum of lengths in policy tokens
     - `process`: the sum of process scores
     - `judged`: the number of attempts that have a process score
+    - `voted`: the number of attempts that have a vote. If there are none, nothing is known of maj@k
     - `at`: for each of pass@k, best@k and maj@k, the sum of the tasks' estimates and the number of these tasks. A task
-      needs k scored attempts for an estimate, and for maj@k also a vote
+      needs k scored attempts for an estimate
     """
 
     count: int = 0
@@ -37,6 +38,7 @@ class Tally(msgspec.Struct):
     length: int = 0
     process: float = 0.0
     judged: int = 0
+    voted: int = 0
     at: dict[str, tuple[float, int]] = {}
 
     @classmethod
@@ -59,12 +61,16 @@ class Tally(msgspec.Struct):
         self.process += sum(judged)
         self.judged += len(judged)
         votes, outcomes = [record.vote for record in task], [record.outcome for record in task]
+        self.voted += sum(map(bool, votes))
         for k in ks(attempts):
             if k > len(task):
                 continue
-            estimates = {"pass": pass_at(k, right, len(task)), "best": best_at(k, outcomes)}
-            if any(votes):
-                estimates["maj"] = majority_at(k, votes, outcomes)
+            # A task without a vote counts in maj@k. Without it, maj@k would be a mean over easier tasks than best@k.
+            estimates = {
+                "pass": pass_at(k, right, len(task)),
+                "best": best_at(k, outcomes),
+                "maj": majority_at(k, votes, outcomes),
+            }
             for name, estimate in estimates.items():
                 total, number = self.at[f"{name}@{k}"]
                 self.at[f"{name}@{k}"] = total + estimate, number + 1
@@ -79,6 +85,7 @@ class Tally(msgspec.Struct):
             self.length + other.length,
             self.process + other.process,
             self.judged + other.judged,
+            self.voted + other.voted,
             {name: (one[0] + two[0], one[1] + two[1]) for name, (one, two) in pairs.items()},
         )
 
@@ -92,15 +99,26 @@ class Tally(msgspec.Struct):
 
     @property
     def estimates(self) -> dict[str, float]:
-        """The means of pass@k, best@k and maj@k over the tasks with an estimate."""
-        return {name: total / tasks for name, (total, tasks) in self.at.items() if tasks}
+        """The means of pass@k, best@k and maj@k over the tasks with an estimate; without maj@k if there is no vote."""
+        return {name: total / tasks for name, (total, tasks) in self._known.items() if tasks}
+
+    @property
+    def _known(self) -> dict[str, tuple[float, int]]:
+        """The sums in `at`, without those of maj@k if there is no vote."""
+        return {name: sums for name, sums in self.at.items() if self.voted or not name.startswith("maj@")}
+
+    @classmethod
+    def of_sources(cls, tallies: Iterable[Tally]) -> Tally:
+        """The tally of all tasks, from the complete tallies of the data sources. Sources without a vote have no part in
+        maj@k."""
+        return sum((msgspec.structs.replace(each, at=each._known) for each in tallies), cls())
 
 
 def evaluation_values(result: Mapping[str, Any]) -> dict[str, float]:
     """The result of an evaluation as metrics by name: over all tasks, and if there are several data sources, also for
     each source as SOURCE/NAME. Estimates for k = 1 are left out, since they equal the accuracy or the mean outcome."""
     sources = {name: msgspec.convert(plain, Tally) for name, plain in result[SOURCES].items()}
-    total = sum(sources.values(), Tally())
+    total = Tally.of_sources(sources.values())
     values = {name: float(value) for name, value in result.items() if name not in (SOURCES, SAMPLE)}
     values = _values(total) | values
     if len(sources) > 1:

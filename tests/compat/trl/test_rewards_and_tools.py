@@ -69,6 +69,35 @@ def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out(
     assert not has(report, "Fix before you start a run")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reward_funcs": ["org/rm", Named("my.right")]},
+        {"reward_model_name_or_path": "org/rm", "reward_funcs": [Named("my.right")]},
+    ],
+)
+def test_a_reward_model_has_its_weight(given: dict[str, Any]) -> None:
+    result = translate({**given, "reward_weights": [0.1, 2.0]})
+    assert result.settings["scoring.outcome_model.path"] == "org/rm"
+    assert result.settings["scoring.shaping.outcome_model_weight"] == 0.1
+    assert result.settings["scoring.rule"] == [{"name": "my.right", "weight": 2.0}]
+    assert "scoring.shaping.outcome_model_weight" not in translate(given).settings, "the default is 1, as in TRL"
+    separate = translate(
+        {**given, "reward_weights": [0.1, 2.0], "multi_objective_aggregation": "normalize_then_sum"}
+    ).settings
+    assert separate["algorithm.advantage"]["params"] == {"weights": {"outcome_model": 0.1, "rule/right": 2.0}}
+
+
+def test_a_second_reward_model_is_reported_and_a_negative_weight_is_refused() -> None:
+    result = translate({"reward_funcs": ["org/rm-a", "org/rm-b", Named("my.right")], "reward_weights": [1.0, 0.5, 2.0]})
+    assert result.settings["scoring.outcome_model.path"] == "org/rm-a"
+    assert has(result.differs, "org/rm-b is left out", "weight: 0.5")
+    words = ["model=m", "dataset_name=d", "reward_funcs=[org/rm]", "reward_weights=[-1.0]"]
+    _, report = translated(None, words, None)
+    assert has(report, "the model org/rm has the weight -1.0")
+    assert has(report, "scoring.shaping.outcome_model_weight=-1.0")
+
+
 MAZE = """
 class Maze:
     def reset(self): ...

@@ -100,7 +100,7 @@ def test_a_script_of_an_agent_with_vllm(tmp_path: Path) -> None:
     assert config.replay.sampler.max_times_sampled == 2
     assert config.algorithm.advantage.params == {"weights": {"rule/found": 1.0, "rule/brevity": 1.0}}
     assert [each["name"] for each in config.scoring.rule] == ["my_rewards.found", "rewards.style.brevity"]
-    assert config.algorithm.loss.params == {"clip_low": 3e-4, "clip_high": 4e-4}
+    assert config.algorithm.loss.params == {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None}
     [correction] = config.algorithm.correction
     assert (correction.name, correction.params) == ("truncate", {"level": "geometric", "cap": 2.5, "floor": 0.0})
     assert config.model.activations == 1.0
@@ -264,9 +264,38 @@ def test_ratios_of_sequences_are_translated_or_reported(loss: str, ours: str) ->
     assert has(translate({"importance_sampling_level": "word"}).differs, "importance_sampling_level=word: left out")
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("loss", "uses_delta"), [("grpo", True), ("luspo", True), ("cispo", False), ("vespo", False)])
+def test_two_sided_clipping_is_translated_or_reported(loss: str, uses_delta: bool, level: str) -> None:
+    result = translate({"loss_type": loss, "importance_sampling_level": level, "delta": 4.0})
+    assert result.settings["algorithm.loss"]["params"].get("dual_clip") == (4.0 if uses_delta else None)
+    assert has(result.differs, "delta=4.0: left out", f"loss_type={loss}") == (not uses_delta)
+
+
+def test_null_is_not_read_as_a_default_without_a_remark() -> None:
+    result = translate({"max_completion_length": None, "weight_decay": None, "epsilon_high": None})
+    assert result.settings["actor.max_turn_tokens"] == 512
+    assert has(result.differs, "max_completion_length=null: TRL's default 512 counts; give max_completion_length=VALUE")
+    assert has(result.differs, "weight_decay=null: TRL's default 0.0 counts")
+    assert not has(result.differs, "epsilon_high=null"), "null is its default"
+    long = translate({"max_completion_length": None, "vllm_max_model_length": 4096})
+    assert (long.settings["actor.max_turn_tokens"], long.settings["actor.max_tokens"]) == (4096, 4096)
+    assert not has(long.differs, "=null")
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("sequence_mask", "high"), ("token_truncate", "cap")])
+def test_a_correction_without_an_upper_bound_has_none(mode: str, bound: str) -> None:
+    clip_max = "vllm_importance_sampling_clip_max"
+    given = {"use_vllm": True, "vllm_importance_sampling_mode": mode, clip_max: None}
+    result = translate(given)
+    [correction] = result.settings["algorithm.correction"]
+    assert correction["params"][bound] == float("inf")
+    assert not has(result.differs, f"{clip_max}=null")
+
+
 def test_luspo_is_gspo_with_the_sums_of_its_sequences() -> None:
     result = translate({"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_high": 0.3})
-    assert result.settings["algorithm.loss"] == {"name": "gspo", "params": {"clip_low": 0.2, "clip_high": 0.3}}
+    assert result.settings["algorithm.loss"] == {"name": "gspo", "params": {**PLAIN, "clip_high": 0.3}}
     assert result.settings["algorithm.aggregation"] == {"name": "seq-mean-token-sum"}
     assert not has(result.differs, "loss_type=luspo")
     assert has(translate({"loss_type": "luspo"}).differs, "loss_type=luspo: without importance_sampling_level")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
-from asyncrl.replay.held_out.tally import evaluation_values, joined, tallies
+from asyncrl.replay.held_out.tally import Tally, evaluation_values, joined, tallies
 from asyncrl.replay.store.records import TrajectoryRecord
 
 
@@ -43,6 +46,42 @@ def test_shards_add_up_to_the_whole() -> None:
     parts = [tallies([(row, each) for row, each in ATTEMPTS if row % 2 == shard], 3) for shard in range(2)]
     whole, together = (evaluation_values({**COUNTS, "sources": each}) for each in (tallies(ATTEMPTS, 3), joined(parts)))
     assert together == pytest.approx(whole)
+
+
+def task(*attempts: tuple[float, str]) -> Sequence[TrajectoryRecord]:
+    return [attempt("easy", outcome, vote) for outcome, vote in attempts]
+
+
+def test_a_task_without_an_answer_counts_in_the_majority() -> None:
+    estimates = Tally.of([task((1, "4"), (1, "4")), task((0, ""), (0, ""))], 2).estimates
+    assert [estimates[name] for name in ("maj@1", "maj@2", "best@2")] == [0.5, 0.5, 0.5]
+    assert Tally.of([task((0, ""), (0, ""))], 2).estimates.keys() == {"pass@1", "pass@2", "best@1", "best@2"}
+
+
+def test_the_majority_is_never_better_than_the_best() -> None:
+    drawn = random.Random(1)
+    for _ in range(50):
+        tasks = [
+            task(*((drawn.random(), drawn.choice(["", "1", "2"])) for _ in range(drawn.choice([2, 4]))))
+            for _ in range(drawn.randint(1, 6))
+        ]
+        estimates = Tally.of(tasks, 4).estimates
+        for k in (1, 2, 4):
+            assert estimates.get(f"maj@{k}", 0.0) <= estimates.get(f"best@{k}", 0.0) + 1e-9
+
+
+def test_a_silent_task_on_another_shard_counts_and_a_silent_source_does_not() -> None:
+    attempts = [
+        *((0, attempt("easy", 1.0, "4")) for _ in range(2)),
+        *((1, attempt("easy", 0.0)) for _ in range(2)),
+        *((2, attempt("hard", 0.25)) for _ in range(2)),
+    ]
+    parts = [tallies([(row, each) for row, each in attempts if row % 2 == shard], 2) for shard in range(2)]
+    for sources in (tallies(attempts, 2), joined(parts), joined(parts[::-1])):
+        values = evaluation_values({"sources": sources})
+        assert (values["maj@2"], values["easy/maj@2"]) == (0.5, 0.5)
+        assert values["best@2"] == pytest.approx((1 + 0 + 0.25) / 3)
+        assert "hard/maj@2" not in values
 
 
 def test_a_single_source_is_not_told_twice_and_nothing_scored_is_no_number() -> None:
