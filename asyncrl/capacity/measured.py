@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from json import JSONDecodeError
-from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,9 +22,9 @@ from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEp
 from asyncrl.errors import ConfigError
 from asyncrl.ids import is_evaluation
 from asyncrl.runs.from_config import read_config
+from asyncrl.runs.health.evidence import STALE_S, STALE_VERSIONS, not_ended
+from asyncrl.runs.lines import Row
 from asyncrl.runs.run import Run
-
-Row: TypeAlias = Mapping[str, Any]
 
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
@@ -75,7 +74,7 @@ def describe(run: Run) -> RunDescription:
 
 def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
     """Return the rates and the sizes of the run. The sizes are the `configured` ones, except for those of the engines
-    and scorers that ran. The servers that are `together` on a GPU count as one engine."""
+    and scorers that ran last. The servers that are `together` on a GPU count as one engine."""
     # Rows without these metrics are left out. They belong to steps that a stop cut short or that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
@@ -107,9 +106,19 @@ def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
         steps=len(steps),
         **_learner_rates(steps, configured.learner_gpus, configured.publish_every),
     )
-    engines = round(sum(_engines(row, together) for row in last))
-    concurrency = max(1, configured.concurrency * len(last) // engines)
-    return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=len(scorers)))
+    running = not_ended(actors)
+    engines = round(sum(_engines(rows[-1], together) for rows in running))
+    concurrency = max(1, configured.concurrency * len(running) // engines)
+    count = len(_running_scorers(scorers, steps))
+    return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=count))
+
+
+def _running_scorers(scorers: Sequence[Sequence[Row]], steps: Sequence[Row]) -> list[Sequence[Row]]:
+    """Leave out the rows of the scorers that have ended while others went on. A scorer logs no version, so this looks
+    at the time of the newest steps instead."""
+    newest_s = max(rows[-1]["time"] for rows in scorers)
+    since = min(newest_s - STALE_S, steps[-STALE_VERSIONS]["time"])
+    return [rows for rows in scorers if rows[-1]["time"] >= since]
 
 
 def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:

@@ -18,6 +18,7 @@ from asyncrl.config.schema.cluster import AutoscaleConfig, ClusterConfig
 from asyncrl.errors import ConfigError
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import Tail
+from asyncrl.runs.scorers import files_of_scorer, idle_of_workers, process_of
 from asyncrl.runs.state.advice import ACTORS_IDLE, BUSY, SATURATED, SCORERS_IDLE, SERVED, STARVED
 
 log = logging.getLogger("asyncrl.train")
@@ -171,10 +172,16 @@ class Autoscaler:
         found = self._found.setdefault(name, values.get("time"))
         return {} if values.get("time") == found else values
 
+    def _scorer_idle(self, name: str) -> float | None:
+        """The share of time in which a scorer was idle; `None` until one of its workers has written metrics."""
+        workers = filter(None, map(self._read, files_of_scorer(name, self._sizes.shards)))
+        shares = [worker["idle"] for worker in workers]
+        return idle_of_workers(shares) if shares else None
+
     def _forget(self, module: str, count: int) -> None:
         """Forget the metrics of removed processes, now that the role has only `count` processes."""
         kept = {f"{module}-{index}" for index in range(count)}
-        for name in [name for name in self._found if name.startswith(f"{module}-") and name not in kept]:
+        for name in [name for name in self._found if name.startswith(f"{module}-") and process_of(name) not in kept]:
             del self._found[name], self._tails[name]
 
     def _look(self, counts: Mapping[str, int]) -> Workload | None:
@@ -184,17 +191,18 @@ class Autoscaler:
         learner = self._read("learner")
         replays = [self._read("replay" if shards == 1 else f"replay-{shard}") for shard in range(shards)]
         actors = [self._read(f"actor-{index}") for index in range(counts["actors"])]
-        scorers = [self._read(f"scoring-{index}") for index in range(counts["scorers"])]
-        for count, name in ((len(actors), "actor"), (len(scorers), "scoring")):
+        found = [self._scorer_idle(f"scoring-{index}") for index in range(counts["scorers"])]
+        for count, name in ((len(actors), "actor"), (len(found), "scoring")):
             self._forget(name, count)
-        if not all((learner, *replays, *actors, *scorers)) or learner["step"] == self._step:
+        scorers = [idle for idle in found if idle is not None]
+        if len(scorers) < len(found) or not all((learner, *replays, *actors)) or learner["step"] == self._step:
             return None
         self._step = int(learner["step"])
         waiting = sum(replay["depth_waiting"] for replay in replays)
         return Workload(
             learner_idle=learner["idle"],
             actors_idle=fmean(actor["idle"] for actor in actors),
-            scorers_idle=fmean(scorer["idle"] for scorer in scorers),
+            scorers_idle=fmean(scorers),
             waiting_batches=waiting / self._sizes.batch_size,
             lag_share=learner["lag/mean"] / max_lag if max_lag else 0.0,
             loops_busy=fmean(actor.get("loop_busy", 0.0) for actor in actors),

@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.config import locations
 from asyncrl.config.changes import changed_keys, values_of
-from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
+from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
 from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.config.secrets import shown, shown_value
@@ -104,6 +104,12 @@ def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
             *(run_dir, done, wanted, done),
         )
     return past
+
+
+def forget_end(run_dir: Path) -> None:
+    """Remove the summary of the run's earlier end, now that its roles start again. If this start is killed, it writes
+    no summary, and the run has no result."""
+    (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
 
 
 def is_finished(learner: LearnerConfig, values: Mapping[str, Any], run_dir: Path) -> bool:

@@ -23,7 +23,15 @@ from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.autoscale import Autoscaler, RunSizes
-from asyncrl.launch.claim import check_begun_files, check_resume, claim, is_finished, is_past_its_steps, make_room
+from asyncrl.launch.claim import (
+    check_begun_files,
+    check_resume,
+    claim,
+    forget_end,
+    is_finished,
+    is_past_its_steps,
+    make_room,
+)
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop, stop_of_start
 from asyncrl.launch.placement.actors import settle_actors
@@ -190,6 +198,7 @@ def _placed(
     addresses.record_left_open(given, before if why else {})
     if is_past_its_steps(config.learner.total_steps, run_dir):
         return None
+    forget_end(run_dir)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
     return placement

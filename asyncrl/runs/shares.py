@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from asyncrl.runs.run import Run
+from asyncrl.runs.scorers import idle_of_workers, process_of
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -95,12 +97,13 @@ def idle_shares(run: Run) -> IdleShares | None:
         return None
     seconds, since = step_seconds(steps), steps[0]["time"] - steps[0]["seconds/step"]
 
-    def rows(roles: str) -> list[Rows]:
-        newest = (run.newest_rows(role, MOST_ROWS) for role in run.roles(roles))
-        found = ([row for row in rows if row["time"] >= since] for rows in newest)
-        return [each for each in found if each]
+    def rows(roles: str) -> dict[str, Rows]:
+        newest = ((role, run.newest_rows(role, MOST_ROWS)) for role in run.roles(roles))
+        found = {role: [row for row in rows if row["time"] >= since] for role, rows in newest}
+        return {role: rows for role, rows in found.items() if rows}
 
-    replays, actors, scorers = rows("replay*"), rows("actor-*"), rows("scoring-*")
+    replays, actors = list(rows("replay*").values()), list(rows("actor-*").values())
+    scorers = _scorers_idle(rows("scoring-*"))
     waited = [growth(each, [waited_for(cause) for cause in CAUSES]) for each in replays]
     flows = [growth(each, ["tokens_accepted", "tokens_evicted", "tokens_masked"]) for each in replays]
     accepted = sum(each["tokens_accepted"] for each in flows)
@@ -117,7 +120,7 @@ def idle_shares(run: Run) -> IdleShares | None:
         actors_idle=_mean(actors, "idle"),
         loops_busy=_mean(actors, "loop_busy"),
         scorers=len(scorers),
-        scorers_idle=_mean(scorers, "idle"),
+        scorers_idle=fmean(scorers) if scorers else None,
         too_old=too_old / accepted if accepted else 0.0,
         cores=_cores(run),
         pending=_sum_of_means(replays, "depth_pending"),
@@ -125,6 +128,14 @@ def idle_shares(run: Run) -> IdleShares | None:
         without_graphs=_sum_of_means(actors, "servers_without_graphs"),
         queued=_sum_of_means(actors, "servers_queued"),
     )
+
+
+def _scorers_idle(workers: Mapping[str, Rows]) -> list[float]:
+    """The share of time in which each scorer was idle, from the rows of the workers of all scorers."""
+    shares = defaultdict[str, list[float]](list)
+    for role, rows in workers.items():
+        shares[process_of(role)] += _means([rows], "idle")
+    return [idle_of_workers(each) for each in shares.values() if each]
 
 
 def _cores(run: Run) -> int | None:

@@ -327,9 +327,11 @@ def _speed(run: Run, steps: _Steps, waited_for_labels_s: float) -> dict[str, flo
     actors = [totals(run.rows(role), _ENGINE) for role in run.roles("actor-*")]
     actors = [actor for actor in actors if any(actor.values())]
     actor_seconds = max(1e-9, sum(actor["seconds"] for actor in actors))
+    # Actors that were added or removed meanwhile have run for a shorter time.
+    seconds = max((actor["seconds"] for actor in actors), default=0.0)
     return {
-        "seconds": round(max((actor["seconds"] for actor in actors), default=0.0), 1),
-        "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / actor_seconds * len(actors), 1),
+        "seconds": round(seconds, 1),
+        "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / max(1e-9, seconds), 1),
         "max_lag": steps.max_lag,
         "learner_idle": round(steps.idle_seconds / max(1e-9, steps.seconds), 4),
         "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),

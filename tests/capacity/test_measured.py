@@ -55,12 +55,13 @@ def actor_row(number: int) -> dict[str, Any]:
 
 
 def scorer_row(number: int) -> dict[str, Any]:
-    return {"time": 5.0 * number, "labelled": 10 * number, "handed_on": 0, "idle": 0.8}
+    return {"time": 700.0 + 5 * number, "labelled": 10 * number, "handed_on": 0, "idle": 0.8}
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps({'step': number, **row})}\n" for number, row in enumerate(rows)))
+    numbered = ({"step": number, "time": 100.0 * number, **row} for number, row in enumerate(rows))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in numbered))
 
 
 @pytest.fixture
@@ -101,6 +102,19 @@ def test_rates_are_those_of_the_runs_files(run: Path) -> None:
     assert rates.label_s == pytest.approx(0.1)
     assert (rates.zero_variance, rates.failed, rates.requests) == (0.25, 0.0, [20.0, 20.0])
     assert found.sizes == Sizes(engines=1, concurrency=16, learner_gpus=2, batch_size=16, group_size=2, max_lag=3)
+
+
+@pytest.mark.slow
+def test_actors_and_scorers_that_were_removed_long_ago_are_not_counted(run: Path) -> None:
+    metrics = run / "metrics"
+    write_rows(metrics / "actor-0.jsonl", [actor_row(number) for number in range(9)])
+    write_rows(metrics / "actor-1.jsonl", [{**actor_row(number), "time": 95.0 * number} for number in range(9)])
+    write_rows(metrics / "scoring-1.jsonl", [{**scorer_row(number), "time": 500.0} for number in range(2)])
+    before = describe(Run(run)).sizes
+    assert (before.engines, before.concurrency, before.scorers) == (2, 16, 2)
+    write_rows(metrics / "actor-7.jsonl", [{**actor_row(number), "servers": 4} for number in range(4)])
+    write_rows(metrics / "scoring-7.jsonl", [{**scorer_row(number), "time": 400.0} for number in range(2)])
+    assert describe(Run(run)).sizes == before
 
 
 @pytest.mark.slow

@@ -131,3 +131,45 @@ def test_what_processes_wrote_before_they_were_started_again_says_nothing_of_the
     assert look() == [{"actors": 2}], "actor-1 starts, and its metrics are those of an earlier one"
     write(7, *sinks)
     assert look() == [{"actors": 2}, {"actors": 3}]
+
+
+def test_a_scorer_with_several_shards_is_idle_while_all_of_its_workers_are(tmp_path: Path) -> None:
+    config, asked, now = TrainConfig(), list[Mapping[str, int]](), [0.0]
+    config.cluster.autoscale = AutoscaleConfig(scorers=[1, 3], every_s=1.0, patience=1)
+
+    def scale(counts: Mapping[str, int]) -> None:
+        asked.append(counts)
+        config.cluster.scorers = counts["scorers"]
+
+    scaler = Autoscaler(config.cluster, RunSizes(2, 64, 4), tmp_path, scale, lambda: now[0])
+
+    def write(step: int, learner_idle: float, scorers: Mapping[str, float]) -> None:
+        rows = {"learner": learner_idle, "actor-0": 0.5, "replay-0": 0.0, "replay-1": 0.0}
+        for name, idle in {**rows, **{f"scoring-{worker}": idle for worker, idle in scorers.items()}}.items():
+            values = {"idle": idle, "lag/mean": 0.0, "depth_waiting": 50}
+            JsonLines(metrics_file(tmp_path, name), lambda: float(step)).log(step, values)
+
+    def look() -> list[Mapping[str, int]]:
+        now[0] += 1.0
+        scaler.update()
+        return asked
+
+    first = {"0-shard-0": 0.9, "0-shard-1": 0.9}
+    write(0, 0.6, first)
+    assert look() == []
+    write(1, 0.6, {**first, "0-shard-0": 0.3, "0-shard-1": 0.4})
+    assert look() == [], "it was idle for 12%"
+    write(2, 0.6, {"0-shard-1": 0.1})
+    assert look() == [{"scorers": 2}], "it was idle for 3%: its other worker has no newer row"
+    write(3, 0.6, {"0-shard-0": 0.0, "0-shard-1": 0.0})
+    assert look() == [{"scorers": 2}], "the second scorer has written nothing yet"
+    write(4, 0.6, {"0-shard-0": 0.0, "0-shard-1": 0.0, "1-shard-1": 0.1})
+    look()
+    write(5, 0.6, {"1-shard-1": 0.1})
+    assert look() == [{"scorers": 2}, {"scorers": 3}], "one of its workers has"
+    for step, count in ((6, 1), (7, 2)):
+        config.cluster.scorers = count
+        write(step, 0.6, first)
+        look()
+    write(8, 0.6, {"0-shard-0": 0.0})
+    assert len(look()) == 2, "the second scorer is a new one, and has written nothing yet"

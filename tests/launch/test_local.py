@@ -198,9 +198,7 @@ def test_a_run_begins_anew_if_only_the_code_of_its_model_is_among_its_checkpoint
 def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mark = tmp_path / "checkpoints" / "step-000014" / "complete"
-    mark.parent.mkdir(parents=True)
-    mark.touch()
+    mark_steps(tmp_path, 14)
     for steps, past in ((5, True), (14, False), (30, False)):
         assert is_past_its_steps(steps, tmp_path) is past
     (message,) = caplog.messages
@@ -283,12 +281,17 @@ def test_the_warnings_of_a_start_are_in_the_runs_summary_and_those_of_its_roles_
     assert not [each for each in logging.getLogger("asyncrl").handlers if isinstance(each, StartWarnings)]
 
 
-def finished(folder: Path, config: TrainConfig, steps: int) -> Path:
-    """The folder of a run that has ended after so many steps."""
-    claim(config, folder)
+def mark_steps(folder: Path, steps: int) -> None:
+    """Make a checkpoint that is complete and covers so many steps."""
     mark = folder / "checkpoints" / f"step-{steps:06d}" / "complete"
     mark.parent.mkdir(parents=True)
     mark.touch()
+
+
+def finished(folder: Path, config: TrainConfig, steps: int) -> Path:
+    """The folder of a run that has ended after so many steps."""
+    claim(config, folder)
+    mark_steps(folder, steps)
     (folder / SUMMARY_FILE).write_text('{"result": "done"}')
     (folder / "model").mkdir()
     return folder
@@ -337,6 +340,32 @@ def test_a_run_with_other_steps_is_not_finished(wanted: int, tmp_path: Path) -> 
     assert is_finished(config.learner, values_of(config), folder)
     config.learner.steps = wanted
     assert not is_finished(config.learner, values_of(config), folder)
+
+
+def test_a_longer_run_that_is_killed_has_no_result_of_its_earlier_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for check in ("check_paths", "preflight", "check_weights", "count_steps", "prepare_data", "check_same_tasks"):
+        monkeypatch.setattr(local, check, lambda *_, **__: None)
+    monkeypatch.setattr(local, "read_files", lambda *_: {})
+    started = list[Path]()
+
+    def killed(_: object, run_dir: Path, *__: object) -> bool:
+        started.append(run_dir)
+        return False
+
+    monkeypatch.setattr(local, "_supervise", killed)
+    config = make_config()
+    config.run, config.cluster.gpus, config.learner.steps = RunConfig("run", str(tmp_path)), 0, 8
+    folder = finished(tmp_path / "run", config, 8)
+    config.learner.steps = 7
+    assert train(config, threading.Event())
+    assert (started, Run(folder).end()) == ([], "done"), "with too few steps, nothing starts"
+    config.learner.steps = 12
+    assert not train(config, threading.Event())
+    mark_steps(folder, 12)
+    assert (started, Run(folder).end()) == ([folder], "")
+    assert not is_finished(config.learner, values_of(config), folder), "the model is that of 8 steps"
 
 
 def test_a_finished_run_without_its_model_writes_it_again(tmp_path: Path) -> None:

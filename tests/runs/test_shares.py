@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.runs.from_config import settings_of
 from asyncrl.runs.lines import newest_rows
 from asyncrl.runs.run import Run
 from asyncrl.runs.shares import FEWEST_STEPS, growth, idle_shares, totals
+from asyncrl.runs.state.advice import advise
 
 
 def write(run_dir: Path, name: str, rows: list[dict[str, float]]) -> None:
@@ -60,3 +65,19 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     assert (seen.scorers, seen.scorers_idle) == (0, None)
     assert (seen.too_old, seen.pending) == (0.2, 4.0)
     assert (seen.without_graphs, seen.queued, seen.scheduler_busy) == (2.0, 21.0, 0.9)
+
+
+def test_the_workers_of_a_scorer_for_the_shards_of_the_replay_are_one_scorer(tmp_path: Path) -> None:
+    write(tmp_path, "learner", [{"seconds/step": 10.0, "idle": 0.6}] * FEWEST_STEPS)
+    for shard in range(4):
+        write(tmp_path, f"replay-{shard}", [{"learner_waited_for_labels_s": value} for value in (0.0, 25.0)])
+        write(tmp_path, f"scoring-0-shard-{shard}", [{"idle": 0.5}, {"idle": 0.3}])
+    seen = idle_shares(Run(tmp_path))
+    assert seen is not None
+    assert (seen.scorers, seen.scorers_idle) == (1, pytest.approx(0.4**4))
+    (advice,) = advise(seen, settings_of(TrainConfig(model=ModelConfig(path="m"))))
+    assert advice.endswith("while scorers were busy for 97%: set cluster.scorers=2")
+    write(tmp_path, "scoring-1-shard-0", [{"idle": 0.8}])
+    seen = idle_shares(Run(tmp_path))
+    assert seen is not None
+    assert (seen.scorers, seen.scorers_idle) == (2, pytest.approx((0.4**4 + 0.8) / 2))

@@ -67,6 +67,16 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
     assert sum(written["trajectories"].values()) == 4
 
 
+def test_its_tokens_a_second_are_those_of_the_whole_run_if_an_actor_was_added_late(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5])
+    for name, seconds in (("actor-0", 10_000), ("actor-1", 500)):
+        metrics_file(tmp_path, name).unlink(missing_ok=True)
+        values = {"tokens": 100 * seconds, "seconds": seconds, "idle_seconds": 0}
+        JsonLines(metrics_file(tmp_path, name)).log(0, values)
+    speed = summarise(Run(tmp_path), 8, "done", "", RESUME).speed
+    assert (speed["seconds"], speed["tokens_per_s"]) == (10_000, 105)
+
+
 def test_it_tells_what_became_of_old_groups(tmp_path: Path) -> None:
     write_metrics(tmp_path, [0.5] * 4)
     core = Core(tmp_path / "replay", make_settings())

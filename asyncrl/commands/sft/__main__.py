@@ -35,7 +35,7 @@ from asyncrl.config.schema import (
 )
 from asyncrl.data.demonstrations import check_columns
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.launch.claim import changes_of, claim, is_finished
+from asyncrl.launch.claim import changes_of, claim, forget_end, is_finished
 from asyncrl.launch.local import LEARNER
 from asyncrl.launch.ownership import exclusively, stop_of_start
 from asyncrl.launch.preflight.learning import warn_of_large_rates
@@ -86,6 +86,7 @@ def run(config: TrainConfig) -> None:
             return
         _settle(config.cluster)
         resumed = claim(config, run_dir)
+        forget_end(run_dir)
         write_whole(run_dir / FINE_TUNING_FILE, "the run of a fine-tuning\n")
         record_environment(run_dir)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")

@@ -2,6 +2,7 @@
 // several files.
 
 const FORGOTTEN_S = 30;
+const FORGOTTEN_ROWS = 2;
 const ENOUGH = 100;
 
 /** The lines that a figure's `spec` draws of one run: each with `label`, `x` and `y`.
@@ -79,21 +80,30 @@ function rates(time, values) {
   });
 }
 
-/** The sum or mean over files, whose rows are at different moments: each counts with its newest value. */
+/** The sum or mean over files, whose rows are at different moments: each counts with its newest value. A file that has
+ * ended is forgotten. */
 function combined(columns, how) {
+  const limits = columns.map((column) => column.time.map((_, row) => forgottenAfter(column.time, row)));
   const events = columns.flatMap((column, index) => column.time.map((time, row) => [time, index, row]));
   events.sort((one, two) => one[0] - two[0]);
   const newest = new Map();
   const made = { file: "", time: [], x: [], y: [] };
   for (const [time, index, row] of events) {
-    newest.set(index, { time, value: columns[index].y[row] });
-    const values = [...newest.values()].filter((each) => each.value !== null && time - each.time < FORGOTTEN_S);
+    newest.set(index, { until: time + limits[index][row], value: columns[index].y[row] });
+    const values = [...newest.values()].filter((each) => each.value !== null && time < each.until);
     const sum = values.reduce((total, each) => total + each.value, 0);
     made.time.push(time);
     made.x.push(columns[index].x[row]);
     made.y.push(values.length === 0 ? null : how === "mean" ? sum / values.length : sum);
   }
   return made;
+}
+
+/** The seconds for which the value of a row counts. Of a long file, only some rows are read, which lie far apart. Next to a
+ * pause of the run, only one neighbour of a row is far away. */
+function forgottenAfter(time, row) {
+  const distances = [time[row] - time[row - 1], time[row + 1] - time[row]].filter(Number.isFinite);
+  return Math.max(FORGOTTEN_S, distances.length ? FORGOTTEN_ROWS * Math.min(...distances) : 0);
 }
 
 /** An exponential mean without a bias at its start; `weight` in [0, 1) is the weight of the past. */

@@ -108,16 +108,20 @@ def _means(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
         yield from ((name.removesuffix("_mean"), row[name]) for name in row if name.endswith("_mean") and row[name])
 
 
-def _of_actors(run: Run) -> list[list[Row]]:
+def _of_actors(run: Run) -> list[Sequence[Row]]:
     names = run.roles("actor-*")
     chosen = names[:: -(-len(names) // MOST_ACTORS) or 1]
-    found = [rows for name in chosen if (rows := run.newest_rows(name, ACTOR_ROWS))]
-    newest_s = max((rows[-1]["time"] for rows in found), default=0.0)
+    return not_ended([rows for name in chosen if (rows := run.newest_rows(name, ACTOR_ROWS))])
+
+
+def not_ended(actors: Sequence[Sequence[Row]]) -> list[Sequence[Row]]:
+    """Leave out the rows of the actors that have ended while others went on."""
+    newest_s = max((rows[-1]["time"] for rows in actors), default=0.0)
     # An actor logs each row at the version that it serves.
-    newest_version = max((rows[-1]["step"] for rows in found), default=0)
+    newest_version = max((rows[-1]["step"] for rows in actors), default=0)
     return [
         rows
-        for rows in found
+        for rows in actors
         if newest_s - rows[-1]["time"] <= STALE_S or newest_version - rows[-1]["step"] <= STALE_VERSIONS
     ]
 

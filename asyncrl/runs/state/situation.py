@@ -15,6 +15,7 @@ from asyncrl.machine.doing import Doing, read_doing
 from asyncrl.runs.lines import Tail
 from asyncrl.runs.processes import ProcessRecord
 from asyncrl.runs.run import Run
+from asyncrl.runs.scorers import files_of_scorer
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.state.status import StatusSample, StoreSummary
 
@@ -142,8 +143,7 @@ class RolesReader:
         except OSError:
             silent_s = None
         does = read_doing(beats)
-        # A scorer writes a file for each shard.
-        files = [name] if shards == 1 or not name.startswith("scoring-") else _files_of_shards(name, shards)
+        files = files_of_scorer(name, shards) if name.startswith("scoring-") else [name]
         row: dict[str, Any] = {}
         for file in files:
             row.update(self._row(file, now))
@@ -164,10 +164,6 @@ class RolesReader:
         tail.read()
         newest = tail.recent[-1] if tail.recent else {}
         return newest if now - newest.get("time", 0.0) <= ROW_S else {}
-
-
-def _files_of_shards(name: str, shards: int) -> list[str]:
-    return [f"{name}-shard-{shard}" for shard in range(shards)]
 
 
 def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, RoleNow]) -> Situation:

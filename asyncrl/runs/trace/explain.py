@@ -110,7 +110,7 @@ def explain_step(trace: Trace, step: int) -> list[str]:
     if not phases:
         raise RefusedError(f"there are no spans of step {step}: it has not been done, or its spans were dropped")
     first = phases[0].role
-    phases = [span for span in phases if span.role == first and span.track == "steps"]
+    phases = _newest_attempt([span for span in phases if span.role == first and span.track == "steps"])
     wait = [span for span in phases if span.name == "wait"]
     groups, missing = _groups_and_causes(trace, step, wait)
     lines = _step_lines(step, phases, missing)
@@ -130,6 +130,20 @@ def explain_step(trace: Trace, step: int) -> list[str]:
     for group in last:
         lines += _group_lines(group, [stories[name] for name in episodes_of(group) if name in stories])
     return lines
+
+
+def _newest_attempt(phases: list[TraceSpan]) -> list[TraceSpan]:
+    """The spans of the newest attempt at a step, from those of all attempts in the order in which they ended. A learner
+    that resumes repeats steps after its checkpoint.
+
+    An attempt may have an evaluation first, then it has its wait and the other phases. An attempt that was stopped in
+    its evaluation is left out.
+    """
+    waits = [index for index, span in enumerate(phases) if span.name == "wait"]
+    if not waits:
+        return phases
+    evaluations = [span for span in phases[: waits[-1]] if span.name == "evaluate"]
+    return [*evaluations[-1:], *(span for span in phases[waits[-1] :] if span.name != "evaluate")]
 
 
 def explain_episode(trace: Trace, name: str) -> list[str]:
@@ -191,8 +205,8 @@ def _groups_and_causes(trace: Trace, step: int, wait: Sequence[TraceSpan]) -> tu
 
 def _step_lines(step: int, phases: Sequence[TraceSpan], missing: dict[str, float]) -> list[str]:
     seconds = {span.name: span.seconds for span in sorted(phases, key=lambda span: span.start)}
-    total = seconds.pop("step", sum(seconds.values()))
     before = seconds.pop("evaluate", 0.0)
+    total = seconds.pop("step", sum(seconds.values()))
     idle = sum(seconds.get(name, 0.0) for name in IDLE)
     by_phase = ", ".join(f"{name} {_seconds(value)}" for name, value in seconds.items())
     lines = [

@@ -16,9 +16,10 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from asyncrl.commands.sft import __main__ as command
 from asyncrl.commands.sft.__main__ import run
 from asyncrl.commands.sft.from_config import fine_tune, run_rank
-from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
+from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE, SUMMARY_FILE, run_dir
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.claim import claim
@@ -28,6 +29,7 @@ from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.activity import Activity
 from asyncrl.runs.finding import run_with_store
 from asyncrl.runs.report.reported import read_run
+from asyncrl.runs.run import Run
 from tests.helpers import FakeMetrics, until
 from tests.learner.support import (
     assert_weights_close,
@@ -151,6 +153,21 @@ def test_a_fine_tuning_that_may_not_resume_renders_nothing(model: Path, tmp_path
     with pytest.raises(ConfigError, match=r"holds a run(.|\n)*data\.train="):
         run(config)
     assert not (tmp_path / config.run.name / "demonstrations").exists()
+
+
+def test_a_longer_fine_tuning_that_is_killed_has_no_result_of_its_earlier_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(model, tmp_path, steps=12)
+    config.data.train, config.data.eval = [str(tmp_path / "train.jsonl")], None
+    write_conversations(tmp_path / "train.jsonl", 3)
+    folder, started = run_dir(config.run), list[Path]()
+    folder.mkdir(parents=True)
+    claim(config, folder)
+    (folder / SUMMARY_FILE).write_text('{"result": "done"}')
+    monkeypatch.setattr(command, "_supervise", lambda run_dir, *_: started.append(run_dir))
+    run(config)
+    assert (started, Run(folder).end()) == ([folder], "")
 
 
 def test_a_fine_tuning_needs_no_held_out_demonstrations(tmp_path: Path) -> None:

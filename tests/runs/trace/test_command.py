@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.observe.spans import spans_file
 from tests.helpers import status_of
-from tests.runs.trace.support import BEGIN, write_run
+from tests.runs.trace.support import BEGIN, line, process, write_run
 
 
 @pytest.fixture
@@ -50,6 +51,33 @@ def test_the_wait_of_a_step_is_explained(run_dir: Path, capsys: pytest.CaptureFi
     assert " 46%  30.0 s in tool search, 2 times" in text
     assert " 45%  29.0 s generating, 2 times, 15 tokens" in text
     assert "  5%  3.0 s waiting for a scorer" in text
+
+
+def test_of_a_step_that_was_repeated_only_the_newest_attempt_is_explained(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = [
+        line("evaluate", "steps", 190.0, 199.0, step=7),
+        line("wait", "steps", 200.0, 202.0, step=7),
+        line("fetch", "steps", 202.0, 203.0, step=7),
+        line("train", "steps", 203.0, 213.0, step=7),
+    ]
+    end = line("step", "steps", 200.0, 213.0, step=7, version=3)
+    # The replay lacked labels for the last second of the second wait.
+    with spans_file(run_dir, "replay").open("a") as file:
+        file.write(f"{json.dumps(line('no labels', 'learner waits', 201.0, 202.0))}\n")
+    learner = spans_file(run_dir, "learner")
+    evaluation = json.dumps(line("evaluate", "steps", 0.0, 20.0, step=7))
+    first = learner.read_text().replace('["wait"', f'{evaluation}\n["wait"')
+    stopped = line("evaluate", "steps", 300.0, 340.0, step=7)
+    for later in ([], [end], [end, process("learner"), stopped]):
+        more = [process("learner"), *again, *later]
+        learner.write_text(first + "".join(f"{json.dumps(each)}\n" for each in more))
+        assert status_of("trace", run_dir, "--explain-step", "7") == 0
+        text = capsys.readouterr().out
+        assert "Step 7 took 13.0 s: wait 2.0 s, fetch 1.0 s, train 10.0 s." in text
+        assert "Before it, the learner waited 9.0 s for an evaluation." in text
+        assert "the replay lacked labels for 1.0 s.\n" in text
 
 
 def test_the_time_of_an_episode_is_explained(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
