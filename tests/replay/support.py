@@ -80,6 +80,7 @@ class Core:
         )
         with self.store.transaction() as tx:
             self.service.start(tx)
+            self.service.clean(tx)
 
     def restart(self, settings: ReplaySettings | None = None) -> None:
         self.store.close()

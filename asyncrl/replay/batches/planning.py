@@ -60,7 +60,7 @@ class Planning:
         self._stages = stages
         self._wanted = settings.batch_size // settings.group_size
 
-    def resume(self, tx: Transaction) -> None:
+    def evict_old(self, tx: Transaction) -> None:
         """Evict the groups that are too old, in case the age bound was lowered before this process started."""
         self._evict(tx, tx.counter("version"))
 
