@@ -329,6 +329,7 @@ class Labelling:
         unit = self._end_lease(tx, request, request.id)
         if not unit:
             return
+        self._scorers.worked(request.worker)
         tx.add("scoring_failures", len(unit))
         if attempts(unit) >= self._settings.max_attempts:
             self._give_up(tx, unit, request.reason)
