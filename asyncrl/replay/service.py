@@ -249,7 +249,7 @@ class ReplayService:
             self._end.revoke()
         match request:
             case protocol.Configure():
-                return Reply(configure(tx, request.values, request.time))
+                return Reply(configure(tx, request.values, request.time, request.planned))
             case protocol.RequireLabels():
                 self._planning.require(tx, request.needs, request.first)
             case protocol.GetPlan() if request.ahead:

@@ -171,7 +171,9 @@ class Core:
         self.ask(protocol.FailScoring(worker, life, trajectory, reason))
 
     def configure(self, values: Mapping[str, Any]) -> list[ConfigChange]:
-        changes: list[ConfigChange] = self.ask(protocol.Configure(dict(values), int(self.now)))
+        changes: list[ConfigChange] = self.ask(
+            protocol.Configure(dict(values), int(self.now), self.status()["depth_plans"])
+        )
         return changes
 
     def require(self, needs: LabelNeeds, first: int = 1) -> None:

@@ -33,7 +33,7 @@ VALID: list[ReplayRequest] = [
     protocol.PutLabels(*WHO),
     protocol.PutGroupLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
-    protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
+    protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1, 0),
     protocol.RequireLabels(0, [], False),
     protocol.GetPlan(10**6, ahead=False),
     protocol.PlanAtOnce(10**6),
@@ -59,7 +59,12 @@ FRAMES = {
 }
 _KEYS = b"".join(b"\x91" + msgspec.msgpack.encode(index) + b"\xc0" for index in range(2000))
 LISTS_AS_KEYS = msgspec.msgpack.encode(
-    [PROTOCOL, "Configure", 1, {"values": {"a": msgspec.Raw(b"\xde" + (2000).to_bytes(2, "big") + _KEYS)}, "time": 1}]
+    [
+        PROTOCOL,
+        "Configure",
+        1,
+        {"values": {"a": msgspec.Raw(b"\xde" + (2000).to_bytes(2, "big") + _KEYS)}, "time": 1, "planned": 0},
+    ]
 )
 """The header of a request with a map of many lists as keys. A sender can choose lists that have one hash."""
 FIELDS = [(request, name) for request in VALID for name in request.__struct_fields__]
