@@ -16,7 +16,7 @@ from typing import Any
 
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.schema import PartConfig, TrainConfig
-from asyncrl.config.schema.scoring import configured
+from asyncrl.config.schema.scoring import ScoringConfig, needs
 from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 
@@ -30,6 +30,15 @@ ADDRESSES = ("network", "run.dir")
 HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner.memory", "model.copies")
 """Keys whose values may differ between the hosts of a learner. A change of such a key does not count as a change of the
 run."""
+
+KIND_KEYS = {
+    "rules": ("scoring.rule", "scoring.rules"),
+    "steps": ("scoring.steps",),
+    "outcome_model": ("scoring.outcome_model.path", "scoring.outcome_model.family"),
+    "prm": ("scoring.prm.path", "scoring.prm.family"),
+}
+"""The keys that decide which data sources need a kind of scoring. A resumed run may change such a key only if each
+source needs the same kinds as before. The keys of managers never change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +112,9 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
     # A secret may change: a service can stay the same while its password is replaced.
     seen = [key for key in keys if masked_value(key, before[key]) != masked_value(key, after[key])]
     refused = {key: OPTIONS[key].fixed for key in seen if OPTIONS[key].fixed}
-    if _kinds(before) != _kinds(after):
-        givers = ("scoring.steps", "scoring.prm.path", "scoring.outcome_model.path")
-        given = [key for key in keys if key in givers]
-        refused |= dict.fromkeys(given, "stored episodes wait for the kinds of scores that the run began with")
+    givers = [giver for kind in _changed_kinds(before, after) for giver in KIND_KEYS.get(kind, ())]
+    given = [key for key in keys if key in givers]
+    refused |= dict.fromkeys(given, "stored episodes wait for the kinds of scores that the run began with")
     if refused:
         lines = (
             f"{shown(key, after[key])}: it was {shown_value(key, before[key])}; {why}" for key, why in refused.items()
@@ -129,9 +137,16 @@ def is_of_run(key: str) -> bool:
     return key not in HOST_KEYS and not key.startswith(ADDRESSES)
 
 
-def _kinds(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _changed_kinds(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """The kinds of scoring that episodes of some data source need with only one of the two configurations."""
+    old, new = _scoring(before), _scoring(after)
+    sources = {"", *(source for each in (old, new) for source in (*each.rules, *each.manager.sources, *each.needs))}
+    return {kind for source in sources for kind in {*needs(old, source)} ^ {*needs(new, source)}}
+
+
+def _scoring(values: Mapping[str, Any]) -> ScoringConfig:
     scoring = {key: value for key, value in values.items() if key.startswith("scoring.")}
-    return configured(with_values(TrainConfig(), scoring).scoring)
+    return with_values(TrainConfig(), scoring).scoring
 
 
 def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:

@@ -7,6 +7,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.changes import KIND_KEYS
 from asyncrl.config.keys import sections
 from asyncrl.config.option import REQUIRED, Option, as_yaml, options, summary
 from asyncrl.config.schema import TrainConfig
@@ -56,8 +57,11 @@ def _section(prefix: str, cls: type[Any]) -> str:
 def _row(prefix: str, option: Option) -> str:
     default = "must be set" if option.default == REQUIRED else f"`{as_yaml(option.default)}`"
     kept = "its name stays" if is_dataclass(option.type) else "stays"
-    resumed = f"{kept}: {option.fixed}" if option.fixed else "may change"
-    cells = [f"`{prefix}{option.name}`", default, option.allowed, option.meaning, resumed]
+    key = f"{prefix}{option.name}"
+    decides_kinds = any(key in keys for keys in KIND_KEYS.values())
+    free = "may change, unless a data source then needs other kinds of scores" if decides_kinds else "may change"
+    resumed = f"{kept}: {option.fixed}" if option.fixed else free
+    cells = [f"`{key}`", default, option.allowed, option.meaning, resumed]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

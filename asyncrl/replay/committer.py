@@ -102,6 +102,7 @@ class Committer:
         """Continue from the store. Raises StoreError: the store cannot be continued; OSError: its disk is full."""
         with no_room_as_os_error(self._store.path), self._store.transaction() as tx:
             self._service.start(tx)
+            self._service.clean(tx)
 
     def handle(self, requests: list[Received]) -> Commit:
         """Apply requests and commit. Returns the replies to send, and the requests that wait for the next commit."""

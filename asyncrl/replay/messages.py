@@ -19,8 +19,8 @@ from msgspec.msgpack import Decoder
 
 from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import WireError
-from asyncrl.msgpack_values import decoder, pack
-from asyncrl.replay.protocol import GetTickets, LeasedTask, RenewLease, ReplayRequest, WorkerRequest
+from asyncrl.msgpack_values import UNREADABLE, check_keys, decoder, pack
+from asyncrl.replay.protocol import Configure, GetTickets, LeasedTask, RenewLease, ReplayRequest, WorkerRequest
 from asyncrl.text import cut
 from asyncrl.types import BatchPlan, RunIdentity, Task, Ticket
 from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer
@@ -178,6 +178,11 @@ def _read_request(header: _Header, frames: int) -> ReplayRequest:
     kind, decoder = _REQUESTS[header.kind]
     if frames and not kind.frames:
         raise WireError(f"this kind of request has no frames, but {frames} came")
+    if kind is Configure:  # The only request with values of any type.
+        try:
+            check_keys(header.body)
+        except UNREADABLE as error:
+            raise WireError(str(error)) from error
     return _decoded(decoder, header.body)
 
 

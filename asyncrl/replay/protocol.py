@@ -124,10 +124,11 @@ class FailScoring(WorkerRequest, frozen=True):
 
 class Configure(ReplayRequest, frozen=True):
     """Report that the learner uses these values of all configuration keys from now on. `time` is the present time in
-    seconds since 1970."""
+    seconds since 1970, and `planned` the number of steps that every shard has planned."""
 
     values: Annotated[dict[str, Any], Meta(min_length=1)]
     time: Whole
+    planned: Whole
 
 
 class RequireLabels(ReplayRequest, frozen=True):

@@ -105,7 +105,8 @@ class ReplayService:
         self.readers = Readers(clock)
 
     def start(self, tx: Transaction) -> None:
-        """Continue from the store. Every worker with work gets a fresh lease.
+        """Continue from the store. Every worker with work gets a fresh lease. This writes nothing to a store that the
+        service has started from before, since after a failed commit it runs in a read-only transaction.
 
         Raises StoreError: the store was imported and has no run to continue, or it belongs to another run."""
         if tx.counter("imported"):
@@ -113,13 +114,16 @@ class ReplayService:
                 "this store was imported and cannot be served; read it, or train from it with replay.source="
             )
         self._pin(tx)
-        self._planning.resume(tx)
-        self._groups.forget_untrained(tx)
         self._tickets.resume(tx)
         self._scorers.resume(tx)
         self._limits[EPISODES].resume(tx.counter("accepted") + tx.counter("accepted_evaluations"))
         self._limits[SCORINGS].resume(tx.counter("labelled"))
         self._filter_limit.resume(tx.count("plans") > 0, bool(tx.get("meta", ABOVE_1, bool)))
+
+    def clean(self, tx: Transaction) -> None:
+        """Remove what the settings of this process do not keep: after a resume they may differ from those before."""
+        self._planning.evict_old(tx)
+        self._groups.forget_untrained(tx)
 
     def _pin(self, tx: Transaction) -> None:
         """Record the run and the settings on which the store's records depend, or compare them with the recorded
@@ -135,7 +139,7 @@ class ReplayService:
                 )
         before, now = tx.get("meta", "pinned", dict[str, int]), self._settings.pinned()
         require_pinned(tx, now)
-        if before != now:  # Written only if changed: after a failed commit, this runs in a read-only transaction.
+        if before != now:
             tx.put("meta", "pinned", now)
 
     def tick(self, tx: Transaction) -> None:
@@ -245,7 +249,7 @@ class ReplayService:
             self._end.revoke()
         match request:
             case protocol.Configure():
-                return Reply(configure(tx, request.values, request.time))
+                return Reply(configure(tx, request.values, request.time, request.planned))
             case protocol.RequireLabels():
                 self._planning.require(tx, request.needs, request.first)
             case protocol.GetPlan() if request.ahead:

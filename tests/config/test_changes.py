@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,30 @@ def values(**changes: object) -> dict[str, object]:
 def test_a_run_that_resumes_keeps_what_its_records_rest_on(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         changed_keys(values(), values(**changes))
+
+
+RULE, NO_RULE, MODEL = {"scoring__rule": "f"}, {"scoring__rule": None}, {"scoring__outcome_model__path": "model"}
+KINDS_CHANGE = [
+    (RULE | MODEL, MODEL | NO_RULE, "scoring.rule=null"),
+    (RULE | MODEL, RULE | MODEL | {"scoring__rules": {"src": None}}, "scoring.rules={src: null}"),
+    (NO_RULE | MODEL | {"scoring__rules": {"src": "f"}}, NO_RULE | MODEL, "scoring.rules={}"),
+    ({"scoring__prm__family": "my.PRM"}, {}, "scoring.prm.family=value_head"),
+    ({}, {"scoring__outcome_model__family": "my.Model"}, "scoring.outcome_model.family=my.Model"),
+]
+
+
+@pytest.mark.parametrize(("began", "now", "refused"), KINDS_CHANGE)
+def test_each_data_source_keeps_the_kinds_of_scores_for_which_stored_episodes_wait(
+    began: dict[str, object], now: dict[str, object], refused: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{re.escape(refused)}: it was .*kinds of scores that the run began with"):
+        changed_keys(values(**began), values(**now))
+
+
+def test_a_rule_or_model_may_be_replaced_by_another_one() -> None:
+    began = values(scoring__rule="f", scoring__rules={"a": "f"}, scoring__prm__family="my.PRM")
+    now = values(scoring__rule="g", scoring__rules={"b": "g"}, scoring__prm__family="my.Other")
+    assert changed_keys(began, now) == ["scoring.rule", "scoring.rules", "scoring.prm.family"]
 
 
 def test_a_name_of_a_column_is_no_secret_so_a_resumed_run_keeps_it():

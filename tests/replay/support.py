@@ -80,6 +80,7 @@ class Core:
         )
         with self.store.transaction() as tx:
             self.service.start(tx)
+            self.service.clean(tx)
 
     def restart(self, settings: ReplaySettings | None = None) -> None:
         self.store.close()
@@ -158,11 +159,21 @@ class Core:
     def label_group(self, ids: Sequence[str], reward: float = 1.0, worker: str = "s", life: str = "1") -> None:
         self.put_group_labels([make_labels(each, reward) for each in ids], worker, life)
 
+    def damage(self, trajectory: str) -> None:
+        """Flip a bit of a stored trajectory."""
+        key = trajectory.encode()
+        with self.store.transaction() as tx:
+            raw, data = tx._raw, tx._tables["data"]
+            value = bytes(raw.get(key, db=data))
+            raw.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=data)
+
     def scoring_failed(self, trajectory: str, worker: str = "s", life: str = "1", reason: str = "nonsense") -> None:
         self.ask(protocol.FailScoring(worker, life, trajectory, reason))
 
     def configure(self, values: Mapping[str, Any]) -> list[ConfigChange]:
-        changes: list[ConfigChange] = self.ask(protocol.Configure(dict(values), int(self.now)))
+        changes: list[ConfigChange] = self.ask(
+            protocol.Configure(dict(values), int(self.now), self.status()["depth_plans"])
+        )
         return changes
 
     def require(self, needs: LabelNeeds, first: int = 1) -> None:

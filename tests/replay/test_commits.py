@@ -43,6 +43,7 @@ from asyncrl.replay.protocol import (
     GetTickets,
     LeaseTrajectories,
     Published,
+    PutLabels,
     PutTrajectory,
 )
 from asyncrl.replay.server import BATCH, COMPANY_S, ReplayServer
@@ -53,8 +54,8 @@ from asyncrl.replay.starts.ending import LATEST_S
 from asyncrl.replay.store.store import Store
 from asyncrl.replay.store.transaction import Transaction
 from asyncrl.types import Ticket
-from asyncrl.wire import Buffer, encode, trajectory_message
-from tests.helpers import make_trajectory
+from asyncrl.wire import Buffer, encode, labels_message, trajectory_message
+from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import make_settings
 
 LEASE_S = 10.0
@@ -198,6 +199,23 @@ def test_while_nothing_can_be_stored_every_requester_is_put_off_once_and_the_sta
     assert turns.ask(("c", STATUS)).keys() == {"c"}, "who was put off gets no second answer"
     turns.now += PUT_OFF_S
     assert turns.ask(("c", STATUS))["c"].read(VALUES)["busy"] == ""
+
+
+def test_a_complete_group_that_is_too_old_ends_no_replay_that_cannot_store(turns: Turns) -> None:
+    with turns.store.transaction() as tx:
+        turns.service.start(tx)
+    issued = turns.ask(("a", tickets("a", 2)))["a"].read(TICKETS)
+    turns.ask(*((ticket.id, trajectory(ticket)) for ticket in issued))
+    turns.ask(("learner", encode_request(Published(2), 1)))
+    turns.ask(("s", encode_request(LeaseTrajectories("s", "1", ["rules"], 2, 1000, 1), 1)))
+    for ticket in issued:
+        frames = encode(labels_message(make_labels(ticket.id)))
+        assert turns.ask(("s", encode_request(PutLabels("s", "1"), 1, frames=frames)))["s"].kind == OK
+    turns.service.fails = lmdb.DiskError("mdb_txn_commit")
+    assert turns.ask(("b", encode_request(Discard("x"), 1)))["b"].kind == BUSY
+    assert turns.counter("evicted") == 0
+    assert turns.ask(("learner", encode_request(Published(3), 1)))["learner"].kind == OK
+    assert turns.counter("evicted") == 2
 
 
 def test_the_status_says_that_requests_are_put_off_since_the_store_is_full(turns: Turns) -> None:

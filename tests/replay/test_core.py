@@ -321,6 +321,17 @@ def test_a_scorer_that_renews_its_lease_and_finishes_nothing_loses_what_it_holds
     assert [each.id for each in core.lease(worker="other")] == [held.id]
 
 
+def test_a_scorer_that_reports_a_failure_now_and_then_keeps_what_it_holds(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(max_attempts=3), lease_s=10.0)
+    core.deliver(core.tickets(4))
+    for held in core.lease(worker="slow"):
+        for _ in range(LONGEST_LEASES):
+            core.ask(protocol.RenewLease("slow"))
+            core.tick(9.0)
+        core.scoring_failed(held.id, worker="slow")
+    assert (core.status()["scoring_failures"], core.status()["leases_redelivered"]) == (4, 0)
+
+
 def test_what_is_forgotten_leaves_neither_data_nor_labels(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings())
     core.run_episodes(4)

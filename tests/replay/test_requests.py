@@ -33,7 +33,7 @@ VALID: list[ReplayRequest] = [
     protocol.PutLabels(*WHO),
     protocol.PutGroupLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
-    protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
+    protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1, 0),
     protocol.RequireLabels(0, [], False),
     protocol.GetPlan(10**6, ahead=False),
     protocol.PlanAtOnce(10**6),
@@ -57,6 +57,16 @@ FRAMES = {
     "PutLabels": encode(labels_message(make_labels("nobody"))),
     "PutGroupLabels": [join(encode(labels_message(make_labels("nobody"))))],
 }
+_KEYS = b"".join(b"\x91" + msgspec.msgpack.encode(index) + b"\xc0" for index in range(2000))
+LISTS_AS_KEYS = msgspec.msgpack.encode(
+    [
+        PROTOCOL,
+        "Configure",
+        1,
+        {"values": {"a": msgspec.Raw(b"\xde" + (2000).to_bytes(2, "big") + _KEYS)}, "time": 1, "planned": 0},
+    ]
+)
+"""The header of a request with a map of many lists as keys. A sender can choose lists that have one hash."""
 FIELDS = [(request, name) for request in VALID for name in request.__struct_fields__]
 NOTHING_OF_ANY_TYPE: list[Any] = [None, -1, 1.5, math.nan, math.inf, 1 << 63, (1 << 64) - 1, b"x", {}, [None], [[]]]
 
@@ -75,6 +85,12 @@ def send(core: Core, kind: str, body: Any, frames: list[Buffer] | None = None, r
     header = msgspec.msgpack.encode([PROTOCOL, kind, 1, body, run])
     reply = core.call(decode_request([header, *(FRAMES.get(kind, []) if frames is None else frames)]))
     return reply and reply.body
+
+
+def test_a_request_with_thousands_of_lists_as_keys_is_refused_before_a_map_is_made_of_them() -> None:
+    call = decode_request([LISTS_AS_KEYS])
+    assert isinstance(call.request, WireError)
+    assert "Expected `str`, got `array` - at `key`" in str(call.request)
 
 
 def test_every_valid_request_is_taken(core: Core) -> None:

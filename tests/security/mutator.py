@@ -18,7 +18,7 @@ from asyncrl.replay.messages import decode_request, encode_request
 from asyncrl.types import NOTHING_NEEDED, Role, RunIdentity, ToolCall, Turn
 from asyncrl.wire import PROTOCOL, Message, encode, join, labels_message, trajectory_message
 from tests.helpers import OWN_RUN, make_labels, make_trajectory
-from tests.replay.test_requests import VALID, WHO
+from tests.replay.test_requests import LISTS_AS_KEYS, VALID, WHO
 
 Frames = list[bytes]
 
@@ -92,6 +92,7 @@ BOMBS = [
     b"\xc9\xff\xff\xff\xff\x05",
     b"\x95\x01\xa6status\xcf" + b"\xff" * 8 + b"\x80\x90",
     b"\xc1" * 50,
+    LISTS_AS_KEYS,
 ]
 
 

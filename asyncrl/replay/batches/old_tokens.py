@@ -9,7 +9,6 @@ A group is thrown away if all its tokens are too old.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store.records import ReadyGroup, TrajectoryRecord
 from asyncrl.replay.store.transaction import Transaction
 from asyncrl.types import Trajectory
-from asyncrl.wire import decode, read_trajectory, split
 
 MASKED = "tokens_masked"
 """The counter of masked tokens. Masked tokens also count as thrown away."""
@@ -37,27 +35,19 @@ def deciding_version(settings: ReplaySettings, group: ReadyGroup) -> int:
     return max(group.oldest, group.newest) if settings.masks_old else group.oldest
 
 
-def young_parts(tx: Transaction, members: Sequence[tuple[str, TrajectoryRecord]], first: int) -> list[Young] | None:
-    """The part of each trajectory that versions from `first` on sampled. `None` if no token is older."""
-    if all(record.is_demonstration or record.oldest >= first for _, record in members):
-        return None
-    return [
-        Young(record.sampled, record.oldest)
-        if record.is_demonstration or record.oldest >= first
-        else _young(_read(tx, name), first)
-        for name, record in members
-    ]
+def is_young(record: TrajectoryRecord, first: int) -> bool:
+    """True if no version before `first` sampled a token of the trajectory."""
+    return record.is_demonstration or record.oldest >= first
 
 
-def _young(trajectory: Trajectory, first: int) -> Young:
+def young_part(record: TrajectoryRecord, trajectory: Trajectory, first: int) -> Young:
+    """The part of a trajectory that versions from `first` on sampled."""
+    if is_young(record, first):
+        return Young(record.sampled, record.oldest)
     starts, versions = trajectory.version_runs.T.tolist()
     runs = zip(pairwise([*starts, len(trajectory)]), versions, strict=True)
     young = [(end - start, version) for (start, end), version in runs if version >= first]
     return Young(sum(tokens for tokens, _ in young), min((version for _, version in young), default=-1))
-
-
-def _read(tx: Transaction, name: str) -> Trajectory:
-    return read_trajectory(decode(split(tx.present(tx.get_bytes("data", name), "data", name))))
 
 
 def mask(tx: Transaction, record: TrajectoryRecord, young: Young, version: int) -> None:

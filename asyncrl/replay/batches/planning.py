@@ -7,16 +7,17 @@ tokens are masked (`old_tokens.py`), only groups without younger tokens are evic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
 from asyncrl.errors import RefusedError
 from asyncrl.ids import attempt_of
+from asyncrl.replay.batches.members import Members, read_members
 from asyncrl.replay.batches.old_groups import OldGroups, OldWait
-from asyncrl.replay.batches.old_tokens import deciding_version, mask, unmask, young_parts
+from asyncrl.replay.batches.old_tokens import deciding_version, mask, unmask
 from asyncrl.replay.failures.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.labels.label_needs import set_label_needs, unfit_members
@@ -34,8 +35,9 @@ from asyncrl.replay.store.records import (
     shorten,
 )
 from asyncrl.replay.store.transaction import Transaction
-from asyncrl.types import BatchPlan, LabelNeeds, Trajectory
-from asyncrl.wire import decode, read_trajectory, split
+from asyncrl.types import BatchPlan, LabelNeeds
+
+log = logging.getLogger(__name__)
 
 
 class Planning:
@@ -60,7 +62,7 @@ class Planning:
         self._stages = stages
         self._wanted = settings.batch_size // settings.group_size
 
-    def resume(self, tx: Transaction) -> None:
+    def evict_old(self, tx: Transaction) -> None:
         """Evict the groups that are too old, in case the age bound was lowered before this process started."""
         self._evict(tx, tx.counter("version"))
 
@@ -118,7 +120,7 @@ class Planning:
             return plan
         # Admission lets in a batch for each step. This one takes none, so that it must let in none.
         tx.add("committed", self._settings.batch_size)
-        return self._record(tx, step, [])
+        return self._record(tx, step, [], Members())
 
     def _reach(self, tx: Transaction, step: int) -> None:
         """Note that the learner has reached `step`."""
@@ -145,15 +147,32 @@ class Planning:
             return recorded
         version = self._settings.version_at(step)
         self._evict(tx, version)
-        ready = list(tx.items("ready", ReadyGroup))
-        if len(ready) < self._wanted:
-            return None
-        wait = self._old_groups.wait(tx, step, [group for _, group in ready])
-        if wait is not None and waits(wait):
-            return None
-        rng = np.random.default_rng([self._settings.seed, self._settings.shard, step])
-        chosen = self._settings.sampler.choose([group for _, group in ready], self._wanted, rng)
-        return self._record(tx, step, [(*ready[index], weight) for index, weight in chosen])
+        while True:
+            ready = list(tx.items("ready", ReadyGroup))
+            if len(ready) < self._wanted:
+                return None
+            wait = self._old_groups.wait(tx, step, [group for _, group in ready])
+            if wait is not None and waits(wait):
+                return None
+            rng = np.random.default_rng([self._settings.seed, self._settings.shard, step])
+            chosen = self._settings.sampler.choose([group for _, group in ready], self._wanted, rng)
+            names = [ready[index][1].name for index, _ in chosen]
+            members = read_members(tx, names, self._settings.oldest_allowed(version))
+            if not members.damaged:
+                return self._record(tx, step, [(*ready[index], weight) for index, weight in chosen], members)
+            self._give_up_damaged(tx, members)
+
+    def _give_up_damaged(self, tx: Transaction, members: Members) -> None:
+        """Make dead letters of the damaged members of complete groups, and drop these groups."""
+        dropped = {}
+        for name, record in members.records:
+            if name in members.damaged:
+                log.error("%s is given up: %s", name, members.damaged[name])
+                tx.add("damaged")
+                dropped[record.group] = members.damaged[name]
+                if not record.plans:
+                    self._bury(tx, name, record, members.damaged[name])
+        self._drop(tx, dropped)
 
     def missing(self, tx: Transaction) -> str:
         """The reason why there is no plan:
@@ -199,32 +218,29 @@ class Planning:
             record.lag = record.lag_at(version)
             record.save(tx, name)
 
-    def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[bytes, ReadyGroup, float]]) -> BatchPlan:
-        """Record the plan of the chosen groups. Each entry of `chosen` has a group's key in the table `ready`, the
-        group, and its importance weight."""
-        entries = [
-            (name, TrajectoryRecord.of(tx, name), weight)
-            for _, ready, weight in chosen
-            for name in GroupRecord.of(tx, ready.name).ids(ready.name)
-        ]
-        version = self._settings.version_at(step)
-        first = self._settings.oldest_allowed(version)
-        young = young_parts(tx, [(name, record) for name, record, _ in entries], first)
+    def _record(
+        self, tx: Transaction, step: int, chosen: Sequence[tuple[bytes, ReadyGroup, float]], members: Members
+    ) -> BatchPlan:
+        """Record the plan of the chosen groups and their members. Each entry of `chosen` has a group's key in the table
+        `ready`, the group, and its importance weight."""
+        version, young = self._settings.version_at(step), members.young
+        ids, records = [name for name, _ in members.records], [record for _, record in members.records]
+        weights = {ready.name: weight for _, ready, weight in chosen}
         plan = BatchPlan(
             step=step,
             version=version,
-            ids=[name for name, _, _ in entries],
-            group_ids=[record.group for _, record, _ in entries],
-            tokens=[record.tokens for _, record, _ in entries],
-            sampled=[record.sampled for _, record, _ in entries],
-            weights=[weight for _, _, weight in entries],
-            shared=_shared(tx, [name for name, _, _ in entries]),
-            demonstrations=[index for index, (_, record, _) in enumerate(entries) if record.is_demonstration],
-            first_trained=[] if young is None else [first] * len(entries),
+            ids=ids,
+            group_ids=[record.group for record in records],
+            tokens=[record.tokens for record in records],
+            sampled=[record.sampled for record in records],
+            weights=[weights[record.group] for record in records],
+            shared=members.shared,
+            demonstrations=[index for index, record in enumerate(records) if record.is_demonstration],
+            first_trained=[] if young is None else [self._settings.oldest_allowed(version)] * len(records),
             trained=[part.tokens for part in young or ()],
         )
         tx.put("plans", step, plan)
-        for index, (name, record, _) in enumerate(entries):
+        for index, (name, record) in enumerate(members.records):
             record.state, record.plans, record.last_plan = TrajectoryState.PLANNED, record.plans + 1, step
             record.lag = record.lag_at(plan.version)
             if young is not None:
@@ -343,19 +359,6 @@ class Planning:
                 if record.state is TrajectoryState.TRAINED and record.last_plan == step:
                     forget(tx, name)
         tx.set("forgotten_steps", max(forgotten, kept))
-
-
-def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
-    """The length in tokens of the prefix that each trajectory shares with the trajectory before it. 0 for the first
-    trajectory of a group."""
-    if not names:
-        return []
-
-    def read(name: str) -> Trajectory:
-        return read_trajectory(decode(split(tx.present(tx.get_bytes("data", name), "data", name))))
-
-    pairs = pairwise(map(read, names))
-    return [0, *(new.begins_as(old) if new.group_id == old.group_id else 0 for old, new in pairs)]
 
 
 def recorded_plan(tx: Transaction, step: int) -> BatchPlan:

@@ -185,12 +185,13 @@ class ReplayClient:
         """Report that the scoring of a trajectory failed, or the scoring of its group if the group was leased whole."""
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, _for_good(reason)))
 
-    def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
+    def configure(self, values: Mapping[str, Any], time: int, planned: int) -> list[ConfigChange]:
         """Record that the learner uses these values of all configuration keys from now on. `time` is the present time
-        in seconds since 1970. Returns all changes of the run so far. Raises ConfigError: the replay refused the values,
-        for example because a value has changed that a resumed run must keep."""
+        in seconds since 1970, and `planned` the number of steps that every shard has planned. Returns all changes of
+        the run so far. Raises ConfigError: the replay refused the values, for example because a value has changed that
+        a resumed run must keep."""
         try:
-            return self._send(protocol.Configure(dict(values), time)).read(messages.CHANGES)
+            return self._send(protocol.Configure(dict(values), time, planned)).read(messages.CHANGES)
         except RefusedError as error:
             # A ConfigError stops the run, since a restart of the learner would not help.
             raise ConfigError(str(error)) from error

@@ -34,13 +34,15 @@ class ShardedReplay:
             client.close()
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-        """Record the learner's configuration. Returns all changes of the run so far. Only the first shard stores them,
-        which is enough: no step is trained that this shard has not planned."""
-        return self._clients[0].configure(values, time)
+        """Record the learner's configuration. Returns all changes of the run so far. Only the first shard stores them.
+        They hold from the first step that some shard has not planned: it cannot have been trained."""
+        planned = min(self._all(lambda client: client.status()["depth_plans"]))
+        return self._clients[0].configure(values, time, planned)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
         """Have the replay plan only episodes whose labels meet the newest needs. Each key of `needs` is the first step
-        to which its value applies. Steps before the newest key are planned already."""
+        to which its value applies. Every shard has planned the steps before the newest key. A shard that has also
+        planned that step withdraws its part if the labels do not meet the needs."""
         first = max(needs)
         self._all(lambda client: client.require(needs[first], first))
 

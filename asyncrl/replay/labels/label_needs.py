@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncrl.errors import StoreError
+from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay.store.records import TrajectoryRecord, TrajectoryState
 from asyncrl.replay.store.transaction import Transaction
-from asyncrl.types import NOTHING_NEEDED, LabelNeeds
+from asyncrl.types import NOTHING_NEEDED, LabelNeeds, Labels
 from asyncrl.wire import decode, read_labels, split
 
 NEEDS = "label_needs"
@@ -49,3 +49,17 @@ def _unmet(tx: Transaction, name: str, needs: LabelNeeds) -> str:
     except StoreError as error:
         tx.add("damaged")
         return str(error)
+
+
+def check_steps(tx: Transaction, labels: Labels) -> None:
+    """Raises RefusedError: the step scores do not match the steps of the trajectory; StoreError: it is damaged."""
+    if not len(labels.step_ends):
+        return
+    name = labels.trajectory_id
+    data = tx.present(tx.get_bytes("data", name), "data", name)
+    ends = {end for _, end in decode(split(data)).body["steps"]}
+    unknown = set(labels.step_ends.tolist()) - ends
+    if unknown:
+        raise RefusedError(
+            f"{name} has no steps that end at {sorted(unknown)!r:.200}; its steps end at {sorted(ends)!r:.200}"
+        )

@@ -23,7 +23,7 @@ from asyncrl.replay.failures.failure_limit import FailureLimit
 from asyncrl.replay.failures.filter_limit import ABOVE_1, FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.held_out import evaluation
-from asyncrl.replay.labels.label_needs import label_needs
+from asyncrl.replay.labels.label_needs import check_steps, label_needs
 from asyncrl.replay.labels.leases import WorkerLeases
 from asyncrl.replay.labels.units import Unit, Units, attempts, kinds_together
 from asyncrl.replay.messages import Reply
@@ -145,9 +145,7 @@ class Labelling:
             try:
                 stored.append((tx.present(tx.get_bytes("data", name), "data", name), tx.get_bytes("labels", name)))
             except StoreError as error:
-                log.error("%s is given up: %s", name, error)
-                tx.add("damaged")
-                self._give_up(tx, [(name, record)], str(error))
+                self._give_up_damaged(tx, name, record, error)
                 return None
         group = GroupRecord.of(tx, unit[0][1].group)
         task, needs = self._settings.task(group), self._units.needs(unit[0][1])
@@ -226,9 +224,14 @@ class Labelling:
         self, tx: Transaction, worker: str, unit: Unit, labelled: Sequence[tuple[Labels, Sequence[Buffer]]]
     ) -> None:
         """Store the labels of a unit. `labelled` has for each trajectory of the unit its labels, and the same labels
-        encoded for the store, in parts."""
+        encoded for the store, in parts. If a trajectory is damaged, only this one is given up."""
         for (name, record), (labels, _) in zip(unit, labelled, strict=True):
-            _check_steps(tx, labels)
+            try:
+                check_steps(tx, labels)
+            except StoreError as error:
+                self._offer_again(tx, [each for each in unit if each[0] != name])
+                self._give_up_damaged(tx, name, record, error)
+                return
             group = GroupRecord.of(tx, record.group)
             is_last = record.scored + record.leased == len(self._units.needs(record))
             if group.training and is_last and (unmet := self._unmet(tx, labels)):
@@ -326,13 +329,22 @@ class Labelling:
         unit = self._end_lease(tx, request, request.id)
         if not unit:
             return
+        self._scorers.worked(request.worker)
         tx.add("scoring_failures", len(unit))
         if attempts(unit) >= self._settings.max_attempts:
             self._give_up(tx, unit, request.reason)
             return
+        self._offer_again(tx, unit)
+
+    def _offer_again(self, tx: Transaction, unit: Unit) -> None:
         for name, record in unit:
             tx.afterwards(self._limit.left, name)
             self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=False)
+
+    def _give_up_damaged(self, tx: Transaction, name: str, record: TrajectoryRecord, error: StoreError) -> None:
+        log.error("%s is given up: %s", name, error)
+        tx.add("damaged")
+        self._give_up(tx, [(name, record)], str(error))
 
     def _give_up(self, tx: Transaction, unit: Unit, reason: str) -> None:
         """Make each trajectory of a unit a dead letter. If a member of a group has no attempts left after this, the
@@ -386,16 +398,3 @@ class Labelling:
             count_revived(tx, record)
         self.offer(tx, ticket, record, group, urgent=True)
         return True
-
-
-def _check_steps(tx: Transaction, labels: Labels) -> None:
-    if not len(labels.step_ends):
-        return
-    name = labels.trajectory_id
-    data = tx.present(tx.get_bytes("data", name), "data", name)
-    ends = {end for _, end in decode(split(data)).body["steps"]}
-    unknown = set(labels.step_ends.tolist()) - ends
-    if unknown:
-        raise RefusedError(
-            f"{name} has no steps that end at {sorted(unknown)!r:.200}; its steps end at {sorted(ends)!r:.200}"
-        )

@@ -22,9 +22,10 @@ def set_changes(tx: Transaction, recorded: list[ConfigChange]) -> None:
     tx.put("meta", CHANGES, recorded)
 
 
-def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
+def configure(tx: Transaction, values: Mapping[str, Any], time: int, planned: int) -> list[ConfigChange]:
     """Record the values that the learner uses from now on. Returns all changes so far. The values of a new run do not
-    count as changes, and neither do secrets, which are not recorded.
+    count as changes, and neither do secrets, which are not recorded. `planned` is the number of steps that every shard
+    has planned.
 
     Raises ConfigError: `values` lacks a key, has an unknown key or a wrong value, or changes a key that a resumed run
     must keep.
@@ -34,9 +35,8 @@ def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[Con
     if before is not None:
         # A key that is new in this version of asyncrl does not count as changed.
         before = {**values, **recorded(before)}
-        step = tx.count("plans")
         for key in changed_keys(before, values):
-            found.append(ConfigChange(step, key, before[key], values[key], time))
+            found.append(ConfigChange(planned, key, before[key], values[key], time))
     if before != values:
         set_changes(tx, found)
         tx.put("meta", VALUES, values)

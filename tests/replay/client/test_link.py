@@ -254,7 +254,7 @@ def test_refusals_that_name_no_request_do_not_reach_the_next_call(replay: FakeRe
 
 def test_nothing_is_sent_if_one_request_has_no_encoding(replay: FakeReplay) -> None:
     with pytest.raises(WireError):
-        link(replay).answers([*requests(tickets(2)), (Configure({"a": object()}, 0), ())])
+        link(replay).answers([*requests(tickets(2)), (Configure({"a": object()}, 0, 0), ())])
     assert replay.numbers == []
 
 

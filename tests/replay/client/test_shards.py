@@ -22,7 +22,7 @@ from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.starts.feed import Feed
 from asyncrl.replay.stored import StoredRun
-from asyncrl.types import BatchPlan
+from asyncrl.types import BatchPlan, LabelNeeds
 from tests.helpers import make_labels, make_played, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
@@ -46,11 +46,11 @@ def clients(shards: list[ReplayThread], worker: str) -> list[ReplayClient]:
     return [each.client(worker) for each in shards]
 
 
-def work(client: ReplayClient, count: int) -> list[str]:
+def work(client: ReplayClient, count: int, **scores: float) -> list[str]:
     tickets = client.tickets([], count)
     client.put_all([make_trajectory(ticket) for ticket in tickets])
     leases = client.lease(["rules"], 100, 1 << 20)
-    client.label([make_labels(lease.trajectory.id) for lease in leases])
+    client.label([replace(make_labels(lease.trajectory.id), extra=scores) for lease in leases])
     return [ticket.id for ticket in tickets]
 
 
@@ -99,6 +99,36 @@ def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when
         while plan is None:
             plan = replay.plan(0)
         assert len(plan.ids) == 8
+
+
+@pytest.mark.slow
+def test_a_step_that_only_some_shards_have_planned_is_trained_with_the_changed_algorithm(
+    shards: list[ReplayThread],
+) -> None:
+    """Shard 1 drops its labels of the old rule, so shard 0, which is ahead, must give up its plan of them."""
+    old, new = LabelNeeds(("f",)), LabelNeeds(("g",))
+    actors = clients(shards, "a")
+    with closing(ShardedReplay(clients(shards, "learner"))) as replay:
+        assert replay.configure(values_of(TrainConfig(data=DATA)), 1) == []
+        replay.require({0: old})
+        for actor in actors:
+            work(actor, 4, f=1.0)
+        assert replay.plan(0) is not None
+        work(actors[0], 4, f=1.0)
+        work(actors[1], 2, f=1.0)
+        assert replay.plan(1) is None
+        assert [actor.status()["depth_plans"] for actor in actors] == [2, 1]
+        changed = TrainConfig(data=DATA, learner=LearnerConfig(lr=0.5))
+        (change,) = replay.configure(values_of(changed), 2)
+        assert change.step == 1
+        replay.require({0: old, change.step: new})
+        assert [actor.status()["depth_plans"] for actor in actors] == [1, 1]
+        for actor in actors:
+            work(actor, 4, g=1.0)
+        for step, needs in enumerate((old, new)):
+            plan = replay.plan(step)
+            assert plan is not None
+            assert [needs.unmet(labels) for labels in replay.labels(plan.ids)] == [""] * 8
 
 
 def play(client: ReplayClient, *outcomes: float) -> None:

@@ -106,6 +106,28 @@ def test_step_scores_beyond_1_are_refused_where_the_algorithm_cannot_take_them(c
     assert core.status()["labelled"] == 1
 
 
+@pytest.mark.parametrize("kind", ["rules", GROUP_KIND])
+def test_an_episode_that_is_damaged_before_its_step_scores_come_is_replaced(tmp_path: Path, kind: str) -> None:
+    core = Core(tmp_path, make_settings(needs=lambda source: (kind,)))
+    tickets = core.tickets(2)
+    core.deliver(tickets)
+    leased = core.lease(serves=[kind])
+    core.damage(leased[1].id)
+    ends = np.array([leased[0].steps[-1].end], np.int32)
+    labels = [replace(make_labels(each.id), step_scores=np.ones(1, np.float32), step_ends=ends) for each in leased]
+    if kind == GROUP_KIND:
+        core.put_group_labels(labels)
+    else:
+        for each in labels:
+            core.put_labels(each)
+    status = core.status()
+    assert (status["damaged"], status["labelled"]) == (1, kind == "rules")
+    (replacement,) = core.tickets(1)
+    assert (replacement.group_id, replacement.member) == (tickets[1].group_id, tickets[1].member)
+    core.deliver([replacement])
+    assert len(core.lease(serves=[kind])) == (2 if kind == GROUP_KIND else 1)
+
+
 def test_an_evaluation_needs_no_score_of_the_algorithm(core: Core) -> None:
     core.require(STYLE)
     core.evaluate(0)
