@@ -29,7 +29,7 @@ from asyncrl.types import Labels, RunIdentity, Task, Trajectory, dtype_of
 
 T = TypeVar("T")
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """The largest header of a message with many tasks, which is accepted only from a trusted peer."""
