@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -44,8 +43,12 @@ NO_FORMAT = (
 CACHED_SUFFIXES = 8192
 """The number of suffixes that are cached. To render one takes half as long as all other work of a turn, and the results
 of tools such as a calculator repeat often."""
-LONGEST_CACHED = 4096
-"""The largest number of characters of messages whose suffix is cached. Longer results, such as pages, seldom repeat."""
+LONG = 4096
+"""The number of characters above which messages are long. Long results, such as pages, seldom repeat."""
+CACHED_LONG = 64
+"""The number of cached suffixes of long messages."""
+CACHED_TOOLS = 256
+"""The number of lists of tools whose text the keys of cached suffixes and prompts share."""
 _NUMBERS_IMAGES = (
     "the model's chat template shows an image in a way that depends on earlier images, such as by its number, but each "
     "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
@@ -99,6 +102,8 @@ class Chat:
         self._ends_in_place = frozenset(tokenizer.convert_tokens_to_ids(in_place))
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._suffix = lru_cache(maxsize=CACHED_SUFFIXES)(self._make_suffix)
+        self._long_suffix = lru_cache(maxsize=CACHED_LONG)(self._make_suffix)
+        self._tools_text = lru_cache(maxsize=CACHED_TOOLS)(str)
         self.piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
 
     @cached_property
@@ -117,7 +122,7 @@ class Chat:
 
         Raises RefusedError: the template does not take the messages.
         """
-        return self._prompt(*_key(messages, tools))
+        return self._prompt(*self._key(messages, tools))
 
     def suffix(self, messages: Messages, tools: Messages, last: int | None = None) -> NDArray[np.int32]:
         """Encode the text between the last token of an assistant turn and the policy's next turn.
@@ -129,9 +134,8 @@ class Chat:
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
-        key = _key(messages, tools)
-        cached = len(key[0]) <= LONGEST_CACHED
-        return self._suffix(*key, last) if cached else self._make_suffix(*key, last)
+        key = self._key(messages, tools)
+        return (self._suffix if len(key[0]) <= LONG else self._long_suffix)(*key, last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
         """True if `tokens` decode to the text of the template's own rendering of the conversation."""
@@ -264,6 +268,15 @@ class Chat:
         expected, functions = (ToolCall(function["name"], {"mark": MARK}),), {function["name"]: function}
         return next((each for each in FORMATS.values() if parse_turn(written, functions, each).calls == expected), None)
 
+    def _key(self, messages: Messages, tools: Messages) -> tuple[str, str]:
+        """Messages and tools as JSON texts. Raises RefusedError: they contain bytes, such as an image that was not
+        read."""
+        try:
+            # The texts of a large list of tools would take most of the caches' memory, so the keys share one text.
+            return json.dumps(messages), self._tools_text(json.dumps(tools))
+        except TypeError as error:
+            raise RefusedError(f"messages must be text here, without images: {error}") from error
+
     def _make_prompt(self, *key: str) -> NDArray[np.int32]:
         return _frozen(self._contents.encode(self._template.render(*self._contents.hide([*map(json.loads, key)]))))
 
@@ -283,15 +296,6 @@ class Chat:
         ids = self._contents.encode(end + after)
         ended = last is None or last == ids[0] or (last in self._ends_in_place and not self._ends_at_next)
         return _frozen(ids[1:] if ended else ids)
-
-
-def _key(messages: Messages, tools: Messages) -> tuple[str, str]:
-    """Messages and tools as JSON texts. Raises RefusedError: they contain bytes, such as an image that was not read."""
-    try:
-        # The texts of a large list of tools would take most of the caches' memory, so the keys share one text.
-        return json.dumps(messages), sys.intern(json.dumps(tools))
-    except TypeError as error:
-        raise RefusedError(f"messages must be text here, without images: {error}") from error
 
 
 def _frozen(ids: list[int]) -> NDArray[np.int32]:

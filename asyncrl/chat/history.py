@@ -65,6 +65,15 @@ def _same_kinds(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool)
 
 
+def texts_of(turn: Message) -> tuple[str, ...]:
+    """The texts of a turn of the policy without its thought: the whole one, and the one before a list of calls. Turns
+    without a text in common are not the same."""
+    if not _is_text(turn):
+        return ()
+    said = _said(turn)
+    return (said, said.rpartition(_LISTED)[0].strip()) if _LISTED in said else (said,)
+
+
 def _is_text(turn: Message) -> bool:
     """True if the content is text, or there is none: rows of data may have lists of blocks."""
     return isinstance(turn.get("content") or "", str)

@@ -50,12 +50,13 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
         engine = replace(engine, max_length=engine.max_length or actor.max_tokens)
         return open_embedded(model, engine, config.run.seed, keep_cache=weights.mode == "in_place")
     fleet = FleetSettings(
-        engine.attempts,
-        engine.wait_s,
-        engine.check_s,
-        weights.mode,
-        weights.drain_s,
-        engine.segment_tokens,
+        attempts=engine.attempts,
+        wait_s=engine.wait_s,
+        check_s=engine.check_s,
+        mode=weights.mode,
+        drain_s=weights.drain_s,
+        canary_s=weights.load_s / 2,
+        segment_tokens=engine.segment_tokens,
         close_s=CLOSE_S,
         seed=config.run.seed,
     )

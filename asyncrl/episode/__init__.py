@@ -12,6 +12,8 @@ and users, and `recorder.py` is the only builder of trajectories. `branches.py` 
 called branches, and `limits.py` says how many tokens they may have. `claims.py` compares an agent's account of its
 episode with the record.
 
+`repeated_calls.py` finds the tool calls that the prompt of a new branch repeats.
+
 `completions.py` reads sampled tokens, `steps.py` splits turns into steps, and `images.py` places images among tokens.
 `group_demonstrations.py` and `demonstrations.py` make tokens of demonstrations, for groups and for fine-tuning.
 `from_config.py` renders the demonstrations of a run.

@@ -31,7 +31,6 @@ time, and end in any order. These invariants hold:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -46,6 +45,7 @@ from asyncrl.engine.base import Generation, PlacedImage, collapsed
 from asyncrl.episode.branches import Branch, Prefix, image_arrays, moved, routed_experts
 from asyncrl.episode.images import EpisodeImages, GivenTokens
 from asyncrl.episode.limits import EpisodeLimits, LimitError
+from asyncrl.episode.repeated_calls import repeated_calls
 from asyncrl.episode.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
 from asyncrl.types import MAX_IMAGES, NO_MASS, Finish, Grammar, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
@@ -151,7 +151,7 @@ class Recorder:
                 calls = [call for turn in turns for call in turn.tool_calls]
                 branch.add(prefix.tokens, Role.PROMPT, calls, images=prefix.images)
         if len(added):
-            calls = [] if prefix else self._repeated_calls(request.messages)
+            calls = [] if prefix else repeated_calls(request.messages, self.completions)
             branch.add(added, Role.TOOL if prefix else Role.PROMPT, calls, images=images)
         branch.reserved = min(room, request.max_tokens or room)
         return Reservation(request, branch, start, self.truncated)
@@ -319,21 +319,6 @@ class Recorder:
             if is_context and same_value(request.tools, prefix.tools) and prefix.repeated_by(request.messages):
                 found.append(prefix)
         return max(found, key=lambda each: same_thoughts(request.messages, each.messages), default=None)
-
-    def _repeated_calls(self, messages: Sequence[Message]) -> list[ToolCall]:
-        """The tool calls of the completions that `messages` repeat."""
-        made: list[ToolCall] = []
-        # They are repeated in the order in which they were made, so the search goes on after the last one found.
-        order = deque(self.completions)
-        for message in messages:
-            if message["role"] != "assistant":
-                continue
-            for _ in range(len(order)):
-                order.rotate(-1)
-                if order[-1].is_repeated_as(message):
-                    made += order[-1].turn.tool_calls
-                    break
-        return made
 
     def _continued(self, tokens: NDArray[np.int32]) -> tuple[Prefix | None, GivenTokens]:
         """The longest recorded prefix with which `tokens` begin, and the tokens after it. If several branches have this

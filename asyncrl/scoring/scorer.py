@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+WAIT_S = 1.0
+
 _EASY = (Passage("1 + 1 =", False), Passage(" 2", True))
 
 
@@ -54,8 +57,7 @@ class KindUnavailableError(ScoringError):
 
 class Scorer:
     """Labels episodes. A lease fails if it names a kind of score whose parameter is None. Several threads may share one
-    Scorer: it calls models from one thread at a time. `model_calls` is the number of calls that have ended, with scores
-    or an error."""
+    Scorer: it calls models from one thread at a time."""
 
     def __init__(
         self,
@@ -76,21 +78,23 @@ class Scorer:
         self._step_rewards = step_rewards
         self._labeller = Labeller(config, tokenizer, prm, outcome_model)
         self._models_lock = threading.Lock()
-        self.model_calls = 0
         self._told_of_images = False
 
-    def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
+    def score(
+        self, leases: Sequence[Lease], called: Callable[[], None] = lambda: None
+    ) -> Iterator[ScoredEpisode | ScoringError]:
         """Yield the result of each lease in the order of `leases`, as soon as it and all results before it are ready.
         An error may be a KindUnavailableError.
 
         Rules, managers and the function of step rewards run while the models do. If a group was leased as a
-        whole, `leases` must have the leases of all its members.
+        whole, `leases` must have the leases of all its members. `called` is called when a call of a model has ended,
+        with scores or an error, and while the models answer another thread.
         """
         judged = self._judge(leases)
         rules = _submitted("rules", self._submit, leases)
         rewarded = _submitted("steps", self._submit_steps, leases)
-        outcomes = self._score_with("outcome_model", self._outcome_model, self._outcome_scores, leases)
-        steps = self._score_with("prm", self._prm, self._step_scores, leases)
+        outcomes = self._score_with("outcome_model", self._outcome_model, self._outcome_scores, leases, called)
+        steps = self._score_with("prm", self._prm, self._step_scores, leases, called)
         for index, lease in enumerate(leases):
             scores = rules.get(index), outcomes.get(index), steps.get(index), rewarded.get(index), judged.get(index)
             yield _attempt(partial(self._labeller.label, lease, *scores))
@@ -127,6 +131,7 @@ class Scorer:
         model: RewardModel[Any] | None,
         score: Callable[[Sequence[Lease]], list[T]],
         leases: Sequence[Lease],
+        called: Callable[[], None],
     ) -> dict[int, T | ScoringError]:
         """The scores that a model gives to the leases that name `kind`. The keys are the indices of the leases."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
@@ -138,11 +143,21 @@ class Scorer:
                 reason = str(error)
                 raise (ScoringError(reason) if _answers(model) else KindUnavailableError(kind, reason)) from error
             finally:
-                self.model_calls += 1
+                called()
 
-        with self._models_lock:
+        with self._models(called):
             results: list[T | ScoringError] = _together_or_singly(checked, [leases[index] for index in chosen])
         return dict(zip(chosen, results, strict=True))
+
+    @contextmanager
+    def _models(self, called: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock of the models. A wait for another thread is no hang: that thread notices if its call hangs."""
+        while not self._models_lock.acquire(timeout=WAIT_S):
+            called()
+        try:
+            yield
+        finally:
+            self._models_lock.release()
 
     def _outcome_scores(self, leases: Sequence[Lease]) -> list[float]:
         model = _served(self._outcome_model, "outcome_model")

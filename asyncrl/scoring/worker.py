@@ -77,9 +77,8 @@ class ScoringWorker:
         self._samples = samples
         self._outages = Outages()
         self._error_logger = ErrorLogger(logger)
-        self._scorer = scorer
-        self._calls = scorer.model_calls
         self._background = _Background(scorer, self._spans)
+        self._calls = 0
 
     def run(self, stop: threading.Event, drain: threading.Event) -> None:
         """Work until `stop` is set, or until `drain` is set and all leased trajectories are scored. After `stop`, the
@@ -116,7 +115,7 @@ class ScoringWorker:
                     self._deliver(units[: len(results)], results)
             units = units[len(results) :]
             # A slow model that fails on a whole batch gets its episodes one by one: no result comes before the last.
-            self._keep(progress=bool(results) or self._calls != self._scorer.model_calls)
+            self._keep(progress=bool(results) or self._calls != self._background.calls)
 
     def report(self) -> None:
         """Log the metrics since the last report."""
@@ -128,7 +127,7 @@ class ScoringWorker:
         """Renew the leases. Raises ScoringError: the scorer hangs."""
         now = self._clock()
         if progress:
-            self._progressed, self._calls = now, self._scorer.model_calls
+            self._progressed, self._calls = now, self._background.calls
         if now - self._progressed > self._config.stall_s:
             raise ScoringError(f"no result within scoring.stall_s={self._config.stall_s:g}: this scorer ends")
         if now - self._renewed > self._renew_s:
@@ -244,9 +243,11 @@ class Outages:
 
 
 class _Background:
-    """A thread that scores batches, one after another. It ends with the process. `spans` records each batch."""
+    """A thread that scores batches, one after another. It ends with the process. `spans` records each batch. `calls` is
+    the number of calls of models that have ended."""
 
     def __init__(self, scorer: Scorer, spans: Spans) -> None:
+        self.calls = 0
         self._scorer = scorer
         self._spans = spans
         self._batches: queue.SimpleQueue[Sequence[Unit]] = queue.SimpleQueue()
@@ -269,6 +270,9 @@ class _Background:
         except queue.Empty:
             return ready
 
+    def _called(self) -> None:
+        self.calls += 1
+
     def _run(self) -> None:
         try:
             while True:
@@ -280,6 +284,6 @@ class _Background:
     def _score(self, units: Sequence[Unit]) -> None:
         leases = [lease for unit in units for lease in unit]
         with self._spans.span("score", "scoring", episodes=len(leases)):
-            results = iter(self._scorer.score(leases))
+            results = iter(self._scorer.score(leases, self._called))
             for unit in units:
                 self._results.put(list(islice(results, len(unit))))

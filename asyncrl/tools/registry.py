@@ -83,9 +83,9 @@ def _refuse_unknown_types(name: str, parameters: object) -> None:
     """Refuse parameters with a misspelt type, which would take every value."""
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     for parameter, schema in properties.items() if isinstance(properties, Mapping) else ():
-        kinds = schema.get("type", ()) if isinstance(schema, Mapping) else ()
-        for kind in (kinds,) if isinstance(kinds, str) else kinds:
-            if kind not in ANY:
+        kinds = schema.get("type") if isinstance(schema, Mapping) else None
+        for kind in kinds if isinstance(kinds, list | tuple) else (kinds,):
+            if isinstance(kind, str) and kind not in ANY:
                 raise ConfigError(
                     f"actor.tools: {name!r} has a `schema` whose parameter {parameter!r} is of the unknown type "
                     f"{kind!r}{did_you_mean(kind, sorted(ANY))}"

@@ -13,10 +13,11 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from asyncrl.agents.chat_api.agent import load_agent
-from asyncrl.agents.chat_api.result import AgentError
+from asyncrl.agents.chat_api.result import AgentError, AgentResult
 from asyncrl.agents.openenv import OpenEnvAgent, observation_text
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.machine.ports import free_ports
+from asyncrl.types import Task
 from tests.agents.chat_api.support import LIMITS
 from tests.agents.support import played, scores, served, shown, task_with
 from tests.helpers import async_until
@@ -176,6 +177,16 @@ async def test_an_episode_begins_once_the_server_has_a_free_session():
         ]
         await asyncio.gather(*episodes)
     assert 0 == requests[0] < requests[1] < requests[2], "each begins after the steps of the one before"
+
+
+async def test_an_agent_of_a_derived_class_is_called():
+    class Halved(OpenEnvAgent):
+        async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+            found = await super().__call__(task, base_url, api_key)
+            return AgentResult(turns=[None if each is None else each / 2 for each in found.turns])
+
+    async with served(Guessing().routes()) as url:
+        assert scores(await played(Halved(url), task_with({}), ["7"])) == [0.5]
 
 
 @pytest.mark.slow

@@ -147,9 +147,7 @@ def test_a_model_that_is_too_slow_for_each_episode_fails_them_and_its_scorer_goe
 
 def test_a_scorer_whose_thread_dies_ends():
     class Broken:
-        model_calls = 0
-
-        def score(self, leases):
+        def score(self, leases, called):
             raise MemoryError("no more")
 
     with pytest.raises(ScoringError, match="thread died"):
@@ -158,12 +156,10 @@ def test_a_scorer_whose_thread_dies_ends():
 
 def test_labels_that_are_ready_together_are_delivered_together():
     class AllAtOnce:
-        model_calls = 0
-
         def __init__(self):
             self.scorer = make_scorer(WITH_PRM, FakePRM())
 
-        def score(self, leases):
+        def score(self, leases, called):
             return list(self.scorer.score(leases))
 
     replay = replay_of([answered("72", index) for index in range(20)])
@@ -234,11 +230,9 @@ def test_a_stop_ends_the_work_after_what_is_being_delivered():
             stop.set()
 
     class OneByOne:
-        model_calls = 0
-
         """The next result comes when the last was delivered."""
 
-        def score(self, leases):
+        def score(self, leases, called):
             for each in make_scorer(WITH_PRM, FakePRM()).score(leases):
                 yield each
                 assert stop.wait(GENEROUS_S)

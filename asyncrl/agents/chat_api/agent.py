@@ -142,7 +142,8 @@ class AgentPlayer:
 
     def _play(self, episode: Episode, url: str, api_key: str) -> Awaitable[Any]:
         task = episode.ticket.task.copy()
-        if isinstance(self._agent, WaitingAgent):
+        # A user's subclass of a built-in agent may have a `__call__` of its own.
+        if isinstance(self._agent, WaitingAgent) and type(self._agent).__call__ is WaitingAgent.__call__:
             return self._agent.wait_and_play(task, url, api_key, episode.begin)
         episode.begin()
         return self._agent(task, url, api_key)

@@ -41,7 +41,7 @@ async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, im
         player = AgentPlayer(programs, *where, programs.counters)
     else:
         key = actor.session_key or secrets.token_urlsafe(24)
-        sessions = Sessions(key, actor.session_timeout_s)
+        sessions = Sessions(key, actor.session_timeout_s, actor.episode_timeout_s)
         player = AgentPlayer(sessions, *where, sessions.counters, sessions)
     await _start(player, f"actor.chat_api_port={actor.chat_api_port}")
     stack.push_async_callback(player.close)

@@ -48,6 +48,7 @@ class SessionRoutes:
         if http.transport is None or http.transport.is_closing():
             self._sessions.give_back(session)
             return web.Response(status=204)
+        session.begin()
         # A proxy with TLS reaches this server by plain HTTP. The proxy's client must use https, to keep the key secret.
         scheme = http.headers.get("X-Forwarded-Proto", http.scheme)
         return web.json_response(session.describe(f"{'https' if scheme == 'https' else 'http'}://{http.host}"))

@@ -12,6 +12,7 @@ must request a new session.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,8 +53,8 @@ class SessionCounts:
 
 @dataclass(eq=False)
 class AgentSession:
-    """An episode for an agent that connects. `taken` is true once an agent plays the episode, and `begin` is called
-    then.
+    """An episode for an agent that connects. `taken` is true once an agent plays the episode. `begin` is called once
+    the agent gets it.
 
     `heard` is the time of the agent's last request, in seconds of the event loop's clock. `in_flight` is the number of
     the agent's unanswered requests.
@@ -78,14 +79,15 @@ class AgentSession:
 class Sessions(WaitingAgent):
     """Lets agents that connect with `key` play episodes.
 
-    An episode waits until an agent requests it. After that, the episode fails if `timeout_s` seconds pass without a
-    request from its agent. Call all methods in one event loop.
+    An episode waits until an agent requests it, and fails after `longest_wait_s` seconds. Once an agent has it, the
+    episode fails if `timeout_s` seconds pass without a request from its agent. Call all methods in one event loop.
     """
 
-    def __init__(self, key: str, timeout_s: float) -> None:
+    def __init__(self, key: str, timeout_s: float, longest_wait_s: float = math.inf) -> None:
         self.counts = SessionCounts()
         self._key = key.encode()
         self._timeout_s = timeout_s
+        self._longest_wait_s = longest_wait_s
         self._sessions: dict[str, AgentSession] = {}
         self._waiting: asyncio.Queue[AgentSession] = asyncio.Queue()
 
@@ -100,15 +102,18 @@ class Sessions(WaitingAgent):
         id = unquote(base_url.removesuffix("/v1").rpartition("/")[2])
         session = self._sessions[id] = AgentSession(id, task_body(task), api_key, loop.create_future(), begin)
         self._waiting.put_nowait(session)
+        queued = loop.time()
         try:
             while not session.over.done():
+                if not session.taken and loop.time() - queued >= self._longest_wait_s:
+                    raise AgentError(f"no agent requested it for actor.episode_timeout_s={self._longest_wait_s:g}")
                 quiet_s = loop.time() - session.heard if session.taken and not session.in_flight else 0.0
                 if quiet_s >= self._timeout_s:
                     self.counts.silent += 1
                     raise AgentError(
                         f"the session's agent sent no request for actor.session_timeout_s={self._timeout_s:g}"
                     )
-                await asyncio.wait([session.over], timeout=self._timeout_s - quiet_s)
+                await asyncio.wait([session.over], timeout=min(self._timeout_s - quiet_s, self._longest_wait_s))
             return session.over.result()
         finally:
             del self._sessions[id]
@@ -136,7 +141,6 @@ class Sessions(WaitingAgent):
         except TimeoutError:
             return None
         session.taken = True
-        session.begin()
         self.heard(session)
         self.counts.started += 1
         return session

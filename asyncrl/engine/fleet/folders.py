@@ -130,10 +130,12 @@ class Folders:
 
     def discard(self, version: int) -> None:
         """Remove the folder of `version`, if it exists, so that other weights of this version can take its place. A
-        server that is loading it may fail."""
+        server that is loading it may fail. Raises WeightsError: it cannot be removed."""
         with self._adding():
             if self.path(version).exists():
                 remove_folder(self.path(version))
+            if self.path(version).exists():
+                raise WeightsError(f"{self.path(version)} has weights that were refused, and cannot be removed")
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     """The limits and intervals of a fleet.
 
@@ -26,7 +26,7 @@ class FleetSettings:
     check_s: float = 5.0
     mode: str = "abort"
     drain_s: float = 60.0
-    canary_s: float = 10.0
+    canary_s: float = 150.0
     segment_tokens: int = 0
     retry_s: float = 1.0
     close_s: float = 8.0

@@ -196,5 +196,8 @@ class ServerUpdater:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.canary_s):
                 return await self._server.logprobs(tokens, salt)
-        await self._server.abort()
+        try:
+            await self._server.abort()
+        except EngineError as error:
+            raise ServerSilentError(f"its requests could not be aborted: {error}") from error
         return await self._server.logprobs(tokens, salt)

@@ -12,7 +12,7 @@ from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.errors import TasksSolvedError
+from asyncrl.errors import ConfigError, RefusedError, TasksSolvedError
 from asyncrl.ids import shard_of
 from asyncrl.replay.client.client import ReplayClient
 from asyncrl.replay.held_out.tally import SAMPLE, SOURCES, joined
@@ -35,8 +35,13 @@ class ShardedReplay:
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
         """Record the learner's configuration. Returns all changes of the run so far. Only the first shard stores them.
-        They hold from the first step that some shard has not planned: it cannot have been trained."""
-        planned = min(self._all(lambda client: client.status()["depth_plans"]))
+        They hold from the first step that some shard has not planned: it cannot have been trained. Raises ConfigError:
+        see `ReplayClient.configure`."""
+        try:
+            planned = min(self._all(lambda client: client.status()["depth_plans"]))
+        except RefusedError as error:
+            # The replay is that of another run.
+            raise ConfigError(str(error)) from error
         return self._clients[0].configure(values, time, planned)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:

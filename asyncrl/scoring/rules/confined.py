@@ -35,7 +35,7 @@ _TRUTH_S = 60.0
 _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
 """The maximum processor time for the ground truth and for the answer, as shares of the time until the deadline."""
 
-_KEPT = 4
+_KEPT = 32
 """The number of processes that wait for further answers. A rule that makes its functions for each answer would
 otherwise leave a process for each."""
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)

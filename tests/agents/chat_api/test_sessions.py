@@ -77,6 +77,13 @@ async def test_an_episode_begins_once_an_agent_has_taken_it():
         await asyncio.gather(*running, return_exceptions=True)
 
 
+async def test_an_episode_that_no_agent_takes_fails_after_the_longest_wait():
+    sessions = Sessions(KEY, 60.0, longest_wait_s=0.05)
+    with pytest.raises(AgentError, match=r"no agent requested it for actor\.episode_timeout_s=0\.05"):
+        await sessions(make_ticket("t/1").task, "http://actor/t/1/v1", "its key")
+    assert sessions.counters()["agent_sessions_waiting"] == 0
+
+
 async def test_an_agent_asks_for_an_episode_plays_it_and_gives_rewards():
     async with elsewhere() as actor:
         running = actor.begin("t/1")

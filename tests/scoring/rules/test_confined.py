@@ -11,6 +11,7 @@ import pytest
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules import confined
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.verifier import Verifier
 from tests.helpers import until
@@ -140,7 +141,8 @@ def test_one_process_serves_many_answers():
     until(lambda: children() <= before)
 
 
-def test_a_rule_that_makes_its_functions_anew_for_each_answer_keeps_few_processes():
+def test_a_rule_that_makes_its_functions_for_each_answer_keeps_few_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(confined, "_KEPT", 4)
     confinement, own = Confinement(), psutil.Process()
     before = {each.pid for each in own.children()}
 
