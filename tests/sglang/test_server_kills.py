@@ -73,7 +73,7 @@ def started(folder: Path, *overrides: str) -> Run:
     initial = make_model(size, torch.bfloat16 if gpu else torch.float32, "cuda" if gpu else "cpu")
     initial.save_pretrained(folder / "model")
     word_tokenizer(SHAPES[size].vocabulary).save_pretrained(folder / "model")
-    workload = Workload.named("gpu" if gpu else "tiny")
+    workload = Workload.named("heavy" if gpu else "heavy-tiny")
     if gpu:
         workload = replace(workload, turn_tokens={**workload.turn_tokens, "longest": 1000})
     write_tasks(folder / "tasks.parquet", workload.tasks(256))
