@@ -12,8 +12,8 @@ An update has succeeded once the server has passed the version's canary, a check
 paused server cannot answer the canary, so it first resumes its requests. An idle server gets new requests together with
 the canary. Answers to all these requests wait for the verdict on the canary.
 
-If the canary itself waits in the queue of a full server, the requests are aborted. They keep their tokens, and continue
-after the verdict.
+If the canary itself waits too long in the queue of a full server, the requests are aborted. They keep their tokens, and
+continue after the verdict. Turns under a grammar start over.
 """
 
 from __future__ import annotations
