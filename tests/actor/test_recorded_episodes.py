@@ -24,7 +24,7 @@ from asyncrl.tools.calculator import Calculator
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
 from tests.engine.fleet.fakes import EXPECTED, FakeSglang, kept, serving, tensors
-from tests.helpers import OWN_RUN
+from tests.helpers import GENEROUS_S, OWN_RUN
 
 TOKENIZER = build_tokenizer()
 LIMITS = EpisodeLimits(max_turns=5, max_turn_tokens=300, max_tokens=1600, max_total_tokens=1600)
@@ -119,7 +119,7 @@ def test_the_same_answers_give_the_same_trajectories(history: str, tmp_path: Pat
                 vocabulary=len(TOKENIZER),
                 folders=Folders(tmp_path, lambda folder: None, OWN_RUN),
             )
-            player = ToolPlayer(Toolbox({"calculator": Calculator}, ToolLimits()))
+            player = ToolPlayer(Toolbox({"calculator": Calculator}, ToolLimits(GENEROUS_S)))
             runner = EpisodeRunner(fleet, Chat(TOKENIZER), player, LIMITS, history == "as rendered")
             async with kept(fleet):
                 await fleet.update_weights(3, tensors(3))

@@ -19,6 +19,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish
 from tests.episode.fakes import ScriptedEngine, make_tokenizer, make_tool, play_with_tools
+from tests.helpers import GENEROUS_S
 from tests.templates.families import FAMILIES, tokenizer
 
 WITHOUT_TOOLS = {"gemma2", "gemma3", "phi3_5", "phi4", "granite"}
@@ -53,7 +54,7 @@ def test_two_calls_in_a_turn_are_answered_with_one_at_a_time_where_the_template_
     chat = Chat(made)
     one, two, three = (WrittenCall("echo", {"text": text}) for text in "123")
     engine = ScriptedEngine(made, [chat.format.write([one, two]), chat.format.write([three]), "done"], end=end)
-    toolbox = Toolbox({"echo": tool}, ToolLimits())
+    toolbox = Toolbox({"echo": tool}, ToolLimits(GENEROUS_S))
     trajectory = asyncio.run(play_with_tools(engine, chat, toolbox))
     assert trajectory.finish is Finish.COMPLETED
     assert "one tool call at a time; none of these 2 was made" in made.decode(trajectory.tokens.tolist())

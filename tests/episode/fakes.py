@@ -23,7 +23,7 @@ from asyncrl.tools import Tool
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Purpose, Role, Sampling, Ticket, Trajectory
-from tests.helpers import make_task
+from tests.helpers import GENEROUS_S, make_task
 
 END = "<|im_end|>"
 LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=4000, max_tokens=30_000, max_total_tokens=60_000)
@@ -206,7 +206,9 @@ async def play_with_tools(
 ) -> Trajectory:
     """The trajectory of an episode with our own tools; `options` as for EpisodeRunner."""
     toolbox = (
-        tools if isinstance(tools, Toolbox) else Toolbox(tools, ToolLimits(timeout_s=5.0, retries=1, max_chars=100_000))
+        tools
+        if isinstance(tools, Toolbox)
+        else Toolbox(tools, ToolLimits(timeout_s=GENEROUS_S, retries=1, max_chars=100_000))
     )
     player = ToolPlayer(toolbox, interactions=interactions or Interactions({}, InteractionLimits()))
     runner = EpisodeRunner(engine, chat, player, limits, **options)

@@ -37,7 +37,7 @@ from tests.episode.fakes import (
     make_tool,
     play_with_tools,
 )
-from tests.helpers import FakeSpans
+from tests.helpers import GENEROUS_S, FakeSpans
 from tests.templates.families import tokenizer as family
 
 TOKENIZERS = {template: make_tokenizer(template) for template in (CHATML, QWEN3)}
@@ -275,7 +275,7 @@ def test_a_tasks_own_response_format_comes_before_that_of_the_run_and_its_turns_
         ({"response_format": '{"type": "text"}'}, None),
     ):
         engine = ScriptedEngine(TOKENIZERS[CHATML], [call("x"), "done"])
-        player = ToolPlayer(Toolbox({}, ToolLimits(5.0, 1, 100)), other)
+        player = ToolPlayer(Toolbox({}, ToolLimits(GENEROUS_S, 1, 100)), other)
         runner = EpisodeRunner(engine, CHATS[CHATML], player, LIMITS)
         trajectory = asyncio.run(runner.run(make_ticket(extra_info=extra), lambda: None))
         assert engine.requests[0][1].grammar == expected
@@ -293,7 +293,7 @@ def test_a_task_under_a_grammar_that_also_has_tools_is_refused():
 
 def test_turns_and_tool_calls_are_recorded_with_their_episode():
     spans = FakeSpans()
-    toolbox = Toolbox({"echo": make_tool()[0]}, ToolLimits(), spans)
+    toolbox = Toolbox({"echo": make_tool()[0]}, ToolLimits(GENEROUS_S), spans)
     engine = ScriptedEngine(TOKENIZERS[CHATML], [call("a") + call("b"), "done"])
     asyncio.run(play_with_tools(engine, CHATS[CHATML], toolbox, spans=spans))
     names = [name for name, _, episode in spans.spans if episode == "t1"]

@@ -39,6 +39,7 @@ from tests.episode.fakes import (
     make_tool,
     play_with_tools,
 )
+from tests.helpers import GENEROUS_S
 
 USER = {"role": "user", "content": "Wie groß ist 2+2?"}
 CALL = {"type": "function", "function": {"name": "echo", "arguments": json.dumps({"text": "2+2"})}, "id": "a"}
@@ -87,7 +88,7 @@ def test_it_has_the_tokens_turns_calls_and_steps_of_an_episode_and_no_version_or
 def test_no_engine_is_asked_and_no_tool_is_made() -> None:
     chat, (cls, log) = Chat(make_tokenizer()), make_tool()
     engine = ScriptedEngine(make_tokenizer(), [])
-    limits = ToolLimits(timeout_s=5.0, retries=1, max_chars=100)
+    limits = ToolLimits(timeout_s=GENEROUS_S, retries=1, max_chars=100)
     recorder = DemonstrationRecorder(chat, {"echo": cls.schema}, LIMITS)
     runner = EpisodeRunner(engine, chat, ToolPlayer(Toolbox({"echo": cls}, limits)), LIMITS, demonstrate=recorder)
     begun: list[bool] = []

@@ -32,6 +32,7 @@ from asyncrl.tools.results import cut_content, joined, read_content
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Role, Trajectory
 from tests.episode.fakes import LIMITS, Script, ScriptedEngine, assert_trains_what_was_sampled, call, make_ticket
+from tests.helpers import GENEROUS_S
 from tests.vision import IMAGE_TOKEN, MERGE, PATCH, encoded, vision_desk, vision_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,7 @@ def looking(answers: Mapping[str, Any]) -> Toolbox:
         async def execute(self, arguments: Mapping[str, Any]) -> Any:
             return answers[arguments["text"]]
 
-    return Toolbox({"look": Look}, ToolLimits(5.0, 0, 1000))
+    return Toolbox({"look": Look}, ToolLimits(GENEROUS_S, 0, 1000))
 
 
 def looks(text: str) -> str:
@@ -143,7 +144,7 @@ def test_a_file_that_a_tool_writes_again_is_read_again(desk: ImageDesk, tmp_path
             (tmp_path / "screen.png").write_bytes(SQUARE if arguments["text"] == "a" else WIDE)
             return [block("screen.png")]
 
-    toolbox = Toolbox({"look": Shoot}, ToolLimits(5.0, 0, 1000))
+    toolbox = Toolbox({"look": Shoot}, ToolLimits(GENEROUS_S, 0, 1000))
     permitted = replace(desk, config=ImagesConfig(folders=[str(tmp_path)]))
     trajectory, *_ = play(permitted, toolbox, [looks("a"), looks("b"), "Seen."])
     assert trajectory.image_names == [digest_of(SQUARE), digest_of(WIDE)]
@@ -233,7 +234,7 @@ def test_environments_show_images_when_they_begin_and_as_results(desk: ImageDesk
     classes = environment_classes(ActorConfig(environment=f"{__name__}.Camera"))
     view = '<tool_call>\n{"name": "view", "arguments": {}}\n</tool_call>'
     script = [view, view.replace("view", "listing"), "Seen."]
-    environments = Environments(classes, ToolLimits(5.0, 0, 1000))
+    environments = Environments(classes, ToolLimits(GENEROUS_S, 0, 1000))
     trajectory, engine, sent = play(desk, environments, script, messages=[QUESTION], extra_info={"scene": scene})
     assert trajectory.rewards == {"Camera": 1.0}
     assert [len(given) for given in engine.images] == [1, 2, 2]
@@ -254,7 +255,7 @@ class Painter(Interaction):
 def test_a_simulated_user_shows_images(desk: ImageDesk):
     users = Interactions({"painter": Painter({})}, InteractionLimits())
     info = {"interaction_kwargs": {"name": "painter"}}
-    toolbox = Toolbox({}, ToolLimits())
+    toolbox = Toolbox({}, ToolLimits(GENEROUS_S))
     trajectory, engine, _ = play(desk, toolbox, ["One.", "Two."], users=users, messages=[QUESTION], extra_info=info)
     assert shown(trajectory) == [(TOKENS[WIDE], digest_of(WIDE))]
     assert [len(given) for given in engine.images] == [0, 1]

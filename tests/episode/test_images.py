@@ -30,7 +30,7 @@ from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Sampling, Ticket
 from tests.episode.fakes import LIMITS, ScriptedEngine, assert_trains_what_was_sampled, make_ticket
 from tests.episode.test_recorder import generation
-from tests.helpers import make_task
+from tests.helpers import GENEROUS_S, make_task
 from tests.replay.support import Core, make_settings
 from tests.vision import (
     END_TOKEN,
@@ -72,7 +72,9 @@ def user(*blocks: Any) -> dict[str, Any]:
 
 def play(desk: ImageDesk | None, ticket: Ticket, *script: str) -> tuple[Any, ScriptedEngine, EpisodeRunner]:
     engine = ScriptedEngine(TOKENIZER, script)
-    player = ToolPlayer(Toolbox({}, ToolLimits(5.0, 1, 1000)), interactions=Interactions({}, InteractionLimits()))
+    player = ToolPlayer(
+        Toolbox({}, ToolLimits(GENEROUS_S, 1, 1000)), interactions=Interactions({}, InteractionLimits())
+    )
     runner = EpisodeRunner(engine, CHAT, player, LIMITS, images=desk)
     return asyncio.run(runner.run(ticket, lambda: None)), engine, runner
 

@@ -19,6 +19,7 @@ from asyncrl.scoring.answers import answer_texts
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish, ToolCall
 from tests.episode.fakes import ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tool, play_with_tools
+from tests.helpers import GENEROUS_S
 from tests.templates.families import tokenizer
 from tests.templates.test_templates import REFUSED, REWRITTEN, SPOKEN, as_written, chat_of, rendered
 
@@ -116,7 +117,7 @@ def test_a_malformed_call_is_answered_counted_and_the_episode_goes_on(name: str)
 
     last = sampled([*made.encode("done", add_special_tokens=False), chat.stop_ids[0]])
     engine = ScriptedEngine(made, [turn({}), turn({"text": "é"}), last])
-    toolbox = Toolbox({"search": cls}, ToolLimits())
+    toolbox = Toolbox({"search": cls}, ToolLimits(GENEROUS_S))
     trajectory = asyncio.run(play_with_tools(engine, chat, toolbox, ticket))
     assert (toolbox.counts.calls, toolbox.counts.malformed, log.executed) == (2, 1, ["é"])
     assert [call for turn in trajectory.turns for call in turn.tool_calls] == [ToolCall("search", {"text": "é"})]

@@ -17,9 +17,10 @@ from asyncrl.tools import Tool, ToolRefusal
 from asyncrl.tools.toolbox import OpenTools, Toolbox, ToolCounts, ToolLimits
 from asyncrl.types import ToolCall
 from tests.episode.fakes import make_ticket, make_tool
+from tests.helpers import GENEROUS_S
 
 UNKNOWN = '<tool_call>{"name": "dig", "arguments": {}}</tool_call>'
-LIMITS = ToolLimits(timeout_s=5.0, retries=2, max_chars=100)
+LIMITS = ToolLimits(timeout_s=GENEROUS_S, retries=2, max_chars=100)
 
 
 def echo(text: str, name: str = "echo") -> ToolCall:

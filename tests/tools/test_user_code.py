@@ -26,7 +26,7 @@ from asyncrl.tools.results import read_content
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Role, Ticket, ToolCall, Trajectory, Turn
 from tests.episode.fakes import LIMITS, QWEN3, ScriptedEngine, make_ticket, make_tokenizer
-from tests.helpers import make_trajectory
+from tests.helpers import GENEROUS_S, make_trajectory
 
 ARGUMENTS = {"where": "Paris", "filters": {"years": [1990, 2000], "tags": [{"name": "a"}]}}
 SCHEMA = {
@@ -167,13 +167,13 @@ class HostileUser(User):
 
 
 def with_tools(cls: type[Tool]) -> Player:
-    return ToolPlayer(Toolbox({"find": cls}, ToolLimits(retries=1)))
+    return ToolPlayer(Toolbox({"find": cls}, ToolLimits(GENEROUS_S, 1)))
 
 
 def with_environment(cls: type[Place]) -> Player:
     # The reward and the schemas are those of the same name and docstrings.
     classes = environment_classes(ActorConfig(environment=f"{__name__}.{cls.__name__}"))
-    return ToolPlayer(Environments(classes, ToolLimits(retries=1)))
+    return ToolPlayer(Environments(classes, ToolLimits(GENEROUS_S, 1)))
 
 
 def with_user(cls: type[User]) -> Player:
@@ -182,7 +182,7 @@ def with_user(cls: type[User]) -> Player:
     before = copy.deepcopy(entries)
     users = Interactions(load_interactions(entries), InteractionLimits())
     assert entries == before
-    return ToolPlayer(Toolbox({"find": Find}, ToolLimits()), interactions=users)
+    return ToolPlayer(Toolbox({"find": Find}, ToolLimits(GENEROUS_S)), interactions=users)
 
 
 async def play(player: Player, ticket: Ticket) -> tuple[Trajectory, str]:

@@ -21,7 +21,7 @@ from asyncrl.tools.environments.environments import Environments
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Trajectory
 from tests.episode.fakes import LIMITS, Said, ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
-from tests.helpers import async_until
+from tests.helpers import GENEROUS_S, async_until
 from tests.tools.environments import games
 
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
@@ -59,12 +59,12 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     classes = environment_classes(ActorConfig(environment="my_environments.Guess"))
     script = [*(call("guess", f'{{"number": {n}}}') for n in (50, 200, 42)), "It is 42."]
     task = {"messages": [{"role": "user", "content": "Find it."}], "extra_info": {"secret": 42, "index": 1}}
-    trajectory, text = asyncio.run(play(Environments(classes, ToolLimits()), *script, **task))
+    trajectory, text = asyncio.run(play(Environments(classes, ToolLimits(GENEROUS_S)), *script, **task))
     assert trajectory.rewards == {"Guess": 1.0}
     assert results(text) == ["lower", "Error: the number lies between 1 and 100", "found"]
     assert "Find it.\nThe number lies between 1 and 100.<|im_end|>" in text
     classes = environment_classes(ActorConfig(environment="my_environments.Close"))
-    trajectory, _ = asyncio.run(play(Environments(classes, ToolLimits()), *script, **task))
+    trajectory, _ = asyncio.run(play(Environments(classes, ToolLimits(GENEROUS_S)), *script, **task))
     assert trajectory.turn_scores == pytest.approx([0.92, -0.58, 1.0])
     assert trajectory.rewards == {}
 
@@ -255,7 +255,7 @@ async def test_the_tools_of_an_episode_share_a_dictionary() -> None:
 
     tokenizer = make_tokenizer()
     chat = Chat(tokenizer)
-    toolbox = Toolbox({"write": Write, "read": Read}, ToolLimits())
+    toolbox = Toolbox({"write": Write, "read": Read}, ToolLimits(GENEROUS_S))
     for _ in range(2):
         engine = ScriptedEngine(tokenizer, [call("write"), call("read"), "Done."])
         trajectory = await play_with_tools(engine, chat, toolbox)

@@ -10,6 +10,7 @@ from asyncrl.tools import Interaction
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.types import Ticket
 from tests.episode.fakes import make_ticket
+from tests.helpers import GENEROUS_S
 
 Respond = Callable[[str, list[dict[str, Any]]], Awaitable[Any]]
 
@@ -57,7 +58,7 @@ def scripted(*responses: Any) -> Respond:
 
 
 def on_offer(user: Interaction, **limits: Any) -> Interactions:
-    return Interactions({"user": user}, InteractionLimits(**{"timeout_s": 5.0, **limits}))
+    return Interactions({"user": user}, InteractionLimits(**{"timeout_s": GENEROUS_S, **limits}))
 
 
 def make_ticket_with_user(name: str = "t1", **kwargs: Any) -> Ticket:

@@ -27,6 +27,7 @@ from tests.episode.fakes import (
     make_tool,
     play_with_tools,
 )
+from tests.helpers import GENEROUS_S
 from tests.tools.interactions.support import Recorded, make_ticket_with_user, on_offer, scripted
 
 TOKENIZERS = {template: make_tokenizer(template) for template in (CHATML, QWEN3)}
@@ -152,7 +153,7 @@ def test_a_task_without_a_user_or_without_users_on_offer_ends_with_the_first_ans
 @pytest.mark.parametrize("how", ["failing", "hanging"])
 def test_a_user_that_raises_or_takes_too_long_fails_its_episode_and_is_counted_and_finalized(method: str, how: str):
     user = Recorded(scripted(RIGHT), **{how: method})
-    users = on_offer(user, timeout_s=0.01 if how == "hanging" else 5.0)
+    users = on_offer(user, timeout_s=0.01 if how == "hanging" else GENEROUS_S)
     reason = "OSError: the user went away" if how == "failing" else r"more than actor\.interaction_timeout_s=0\.01"
     with pytest.raises(InteractionError, match=rf"{method} of the simulated user recorded failed: .*{reason}"):
         play(["4"], users)

@@ -17,13 +17,14 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of, shown
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import ToolCall
 from tests.episode.fakes import make_ticket
+from tests.helpers import GENEROUS_S
 from tests.network.web import web_server
 from tests.tools.search.test_retrieval import Server
 
 
 def answers(calls: Sequence[dict[str, Any]], search: SearchConfig, chars: int = 4096, **kwargs: Any) -> list[Any]:
     actor = ActorConfig(tools=["search"], search=search, max_tool_chars=chars)
-    toolbox = Toolbox(tool_classes(actor), ToolLimits(10.0, 0, chars))
+    toolbox = Toolbox(tool_classes(actor), ToolLimits(GENEROUS_S, 0, chars))
 
     async def main() -> list[Any]:
         async with toolbox.open(make_ticket(tools_kwargs={"search": kwargs})) as tools:
@@ -107,7 +108,7 @@ def test_a_server_answers_the_calls_of_an_episode():
         server = Server()
         async with web_server(server.answer) as port:
             search = SearchConfig(url=f"http://127.0.0.1:{port}/retrieve", topk=1)
-            toolbox = Toolbox(tool_classes(ActorConfig(tools=["search"], search=search)), ToolLimits())
+            toolbox = Toolbox(tool_classes(ActorConfig(tools=["search"], search=search)), ToolLimits(GENEROUS_S))
             async with toolbox.open(make_ticket()) as tools:
                 calls = [ToolCall("search", {"query": query}) for query in ("a", "b")]
                 return await tools.answer(calls), server

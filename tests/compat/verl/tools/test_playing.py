@@ -26,7 +26,7 @@ from asyncrl.tools.registry import tool_classes
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import ToolCall, Trajectory
 from tests.episode.fakes import ScriptedEngine, call, make_ticket, make_tokenizer, play_with_tools
-from tests.helpers import async_until
+from tests.helpers import GENEROUS_S, async_until
 
 DATA = Path(__file__).parents[3] / "data/verl"
 WRITTEN_FOR_VERL = ("tests.data.verl.vault_tool", "tests.data.verl.old_tool")
@@ -66,7 +66,7 @@ def play(tools: dict[str, type[Tool]], *turns: str, **tools_kwargs: Any) -> tupl
 
 def use(tools: dict[str, type[Tool]], *calls: ToolCall, **tools_kwargs: Any) -> list[Any]:
     """The answers to the calls of one turn."""
-    toolbox = Toolbox(tools, ToolLimits(timeout_s=5.0, retries=1))
+    toolbox = Toolbox(tools, ToolLimits(timeout_s=GENEROUS_S, retries=1))
 
     async def main() -> list[Any]:
         async with toolbox.open(make_ticket(extra_info={"tools_kwargs": tools_kwargs})) as opened:
