@@ -12,8 +12,8 @@ from benchmarks.studies.study import HELD_OUT, RUNG, WARM_START, Levels, Setting
 
 OWNED: Mapping[str, str] = {
     "run": "the study's command names the folder of each run; --keep keeps it",
-    "model": "the study makes the policy of each seed",
-    "data": "the study makes the tasks of each seed",
+    "model": "the study makes the policy of each seed, or --model names it",
+    "data": "the study has its own tasks",
 }
 """Sections of the configuration that only the runner sets, with the reason."""
 GIVEN = ("run.name=run", "model.path=policy", "data.train=tasks", "data.eval=tasks")
@@ -44,7 +44,7 @@ def check(study: Study, cells: Iterable[Levels], changed: Settings) -> None:
     """Raises ConfigError: `asyncrl train` would refuse a level's run with these settings."""
     for cell in _of_each_level(cells):
         run = study.run(cell, 0, None, changed)
-        read([*GIVEN, *overrides(run.settings, run.rung, "policy")], names_missing_data=False)
+        read([*GIVEN, *overrides(run.settings, "policy")], names_missing_data=False)
 
 
 def _of_each_level(cells: Iterable[Levels]) -> Iterator[Levels]:

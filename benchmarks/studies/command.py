@@ -21,7 +21,7 @@ from benchmarks.studies.figures import Row
 from benchmarks.studies.results import FOLDER, Results, ResultsError
 from benchmarks.studies.runner import TRAIN, Prepare, Runner
 from benchmarks.studies.search import all_failed, best_rate
-from benchmarks.studies.study import LR, RUNG, WARM_START, Levels, Run, Study
+from benchmarks.studies.study import EXPERIMENT, LR, MODEL_PATH, RUNG, WARM_START, Levels, Run, Study
 from benchmarks.studies.summary import Cell, Spread, cell_of
 
 CACHE = Path(".cache/studies")
@@ -31,8 +31,10 @@ STOPPED = 130
 """The exit status after Ctrl-C, as of `asyncrl train`."""
 
 
-def prepared(run: Run) -> PreparedRung:
-    """The tasks and the policy of a run, from the cache."""
+def prepared(run: Run) -> PreparedRung | None:
+    """The tasks and the policy of a run on the ladder, from the cache. None: the run has an experiment."""
+    if EXPERIMENT in run.settings:
+        return None
     trained, held_out = (
         prepare_rung(CACHE, rung, run.seed, _say, run.settings[WARM_START]) for rung in (run.rung, run.held_out)
     )
@@ -54,6 +56,9 @@ def main(
         )
     try:
         changed = changed_settings(options.settings)
+        if study.experiment:
+            # Results belong to a model.
+            changed[MODEL_PATH] = str(options.model)
         if changed:
             check(study, cells, changed)
         results = Results(options.results / f"{study.name}.parquet", study.factors)
@@ -80,6 +85,7 @@ def main(
             options.retry_failed,
             options.keep,
             train,
+            options.gpus,
         )
         _run(study, asked, runner, runs / study.name)
     for level in asked.without_rate():
@@ -210,11 +216,20 @@ def _run(study: Study, asked: _Asked, runner: Runner, folder: Path) -> None:
 def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.studies.{study.name}", description=study.question)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changed settings of all runs")
+    if study.experiment:
+        parser.add_argument("--model", type=Path, required=True, help="folder of the pretrained model")
     parser.add_argument("--seeds", type=_count, default=3, help="how many seeds, from 0 (default: 3)")
     levels = _levels(study).replace("%", "%%")
     only = f"only these levels of a factor, after all KEY=VALUE: {levels}"
     parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help=only)
     parser.add_argument("--parallel", type=_count, default=1, help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        nargs="+",
+        default=[],
+        help="GPUs that the runs divide among themselves (default: each sees all)",
+    )
     parser.add_argument(
         "--budget-s",
         type=float,

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.record import RESULTS, machine
 from benchmarks.studies.figures import Row
-from benchmarks.studies.study import LR, RUNG, Run
+from benchmarks.studies.study import LR, Run
 
 FOLDER = RESULTS / "studies"
 
@@ -101,7 +101,7 @@ class Results:
             "stage": run.stage,
             "fingerprint": run.fingerprint,
             **run.levels,
-            "rung": run.settings[RUNG],
+            "rung": run.task,
             "seed": run.seed,
             "steps": run.settings["learner.steps"],
             "batch": run.settings["learner.batch_size"],

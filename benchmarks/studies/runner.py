@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from queue import SimpleQueue
 
 from asyncrl.commands.demo.ladder.prepare import PreparedRung
 from asyncrl.machine.child import start_child
 from asyncrl.machine.owner import owner_of
 from benchmarks.studies.figures import FAILED, Ending, Row, rows_of_run
 from benchmarks.studies.results import Results
-from benchmarks.studies.study import Run, overrides
+from benchmarks.studies.study import MODEL_PATH, Run, overrides
 
 TRAIN = (sys.executable, "-m", "asyncrl", "train")
 POLL_S = 0.2
@@ -34,14 +35,16 @@ LAST_WORDS = 300
 """Characters of the output that are kept of a failed run."""
 THREADS: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
-Prepare = Callable[[Run], PreparedRung]
+Prepare = Callable[[Run], PreparedRung | None]
+"""Makes the policy and the tasks of a run. None: the run's settings name them."""
 
 
 class Runner:
     """Does the runs that `results` does not have, `parallel` at a time, in folders of `folder`.
 
     Once `is_over` is true, no run starts, and running ones are stopped; the next call resumes them. A run that takes
-    longer than `limit_s` counts as failed. `command` is called with the arguments of `asyncrl train`.
+    longer than `limit_s` counts as failed. `command` is called with the arguments of `asyncrl train`. The runs
+    divide `gpus` among themselves, and each run sees one; without `gpus` each run sees all.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Runner:
         retry_failed: bool = False,
         keep: bool = False,
         command: Sequence[str] = TRAIN,
+        gpus: Sequence[int] = (),
     ) -> None:
         self._folder = folder
         self._results = results
@@ -67,6 +71,9 @@ class Runner:
         self._retry_failed = retry_failed
         self._keep = keep
         self._command = command
+        self._places: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+        for number in range(parallel):
+            self._places.put({"CUDA_VISIBLE_DEVICES": str(gpus[number % len(gpus)])} if gpus else {})
         self._stop = threading.Event()
         self._preparing = threading.Lock()
         self._writing = threading.Lock()
@@ -99,7 +106,11 @@ class Runner:
                 return True
         with self._preparing:  # One at a time: torch has one random generator.
             prepared = self._prepare(run)
-        ending = self._ending(run, self._words(run, prepared))
+        place = self._places.get()
+        try:
+            ending = self._ending(run, self._words(run, prepared), place)
+        finally:
+            self._places.put(place)
         if ending is None:
             self._say(f"{run.name}: interrupted; the next call resumes it")
             return False
@@ -112,19 +123,15 @@ class Runner:
             shutil.rmtree(folder)
         return True
 
-    def _words(self, run: Run, prepared: PreparedRung) -> list[str]:
-        return [
-            f"run.dir={self._folder}",
-            f"run.name={run.name}",
-            f"run.seed={run.seed}",
-            f"model.path={prepared.model}",
-            f"data.train={prepared.train}",
-            f"data.eval={prepared.held_out}",
-            *overrides(run.settings, run.rung, str(prepared.model)),
-        ]
+    def _words(self, run: Run, prepared: PreparedRung | None) -> list[str]:
+        words = [f"run.dir={self._folder}", f"run.name={run.name}", f"run.seed={run.seed}"]
+        if prepared is None:
+            return [*words, *overrides(run.settings, str(run.settings[MODEL_PATH]))]
+        made = f"model.path={prepared.model}", f"data.train={prepared.train}", f"data.eval={prepared.held_out}"
+        return [*words, *made, *overrides(run.settings, str(prepared.model))]
 
-    def _ending(self, run: Run, words: Sequence[str]) -> Ending | None:
-        """Do a run to its end. None if it was interrupted."""
+    def _ending(self, run: Run, words: Sequence[str], place: Mapping[str, str]) -> Ending | None:
+        """Do a run to its end, with `place` in its environment. None if it was interrupted."""
         console = self._folder / f"{run.name}.log"
         began = time.monotonic()
         # The run may still be stopping, if the command that started it was killed a moment ago.
@@ -136,7 +143,7 @@ class Runner:
         self._folder.mkdir(parents=True, exist_ok=True)
         console.unlink(missing_ok=True)
         began = time.monotonic()
-        process = start_child([*self._command, *words], console, THREADS, near_gpus=False)
+        process = start_child([*self._command, *words], console, {**THREADS, **place}, near_gpus=False)
         while (used := _processor_seconds(process)) is None:
             if self._is_over():
                 _end(process)

@@ -1,5 +1,8 @@
 """The declaration of a study: factors with levels, each a few keys of `asyncrl train`. Its runs are all combinations.
 
+Most studies train small policies on a rung of the demo's ladder of tasks. A study with an `experiment` trains the
+model that its command names with `--model`.
+
 A run's settings are the common ones, then the study's, then those of its levels. Two factors of a study never set the
 same key. The fingerprint of a run is a hash of all its settings.
 """
@@ -21,6 +24,7 @@ Settings = Mapping[str, Any]
 Levels = Mapping[str, str]
 """The level of each factor of a cell."""
 
+EXPERIMENT, MODEL_PATH = "experiment", "model.path"
 RUNG, HELD_OUT, WARM_START = "rung", "held_out", "warm_start"
 """Settings that are no keys of `asyncrl train`: the rung of the ladder, the rung of the held-out tasks if it is another
 one, and the updates that make the policy."""
@@ -34,7 +38,21 @@ SEARCH, MAIN = "search", "main"
 SEARCH_SEED = 100
 """The seed of searches for learning rates. No reported run has it."""
 
-BASE: Settings = {
+COMMON: Settings = {
+    "learner.export": False,
+    # Has an effect on the metric of the entropy only.
+    "algorithm.entropy_weight": 1e-9,
+    "replay.durability": "os",
+    "network.replay_port": 0,
+    "network.weights_port": 0,
+    "observe.keep_episodes": 0,
+    "observe.keep_evaluated": 0,
+    "observe.spans": False,
+}
+"""The settings of every run."""
+
+LADDER: Settings = {
+    **COMMON,
     RUNG: "brackets",
     WARM_START: WARM_START_STEPS,
     "actor.concurrency": 64,
@@ -53,10 +71,6 @@ BASE: Settings = {
     "learner.betas": [0.9, 0.95],
     "learner.eval_every": 8,
     "learner.checkpoint_every": 10,
-    "learner.export": False,
-    # Has an effect on the metric of the entropy only.
-    "algorithm.entropy_weight": 1e-9,
-    "replay.durability": "os",
     "cluster.cpus": 2,
     "cluster.actors": 1,
     "cluster.scorers": 1,
@@ -64,13 +78,8 @@ BASE: Settings = {
     "cluster.actor_threads": 1,
     "cluster.learner_threads": 1,
     "cluster.scorer_threads": 1,
-    "network.replay_port": 0,
-    "network.weights_port": 0,
-    "observe.keep_episodes": 0,
-    "observe.keep_evaluated": 0,
-    "observe.spans": False,
 }
-"""The settings of every run, sized for a core or two."""
+"""The settings of every run on the ladder, sized for a core or two."""
 
 UNPACED: Settings = {
     "replay.sampler.kind": "fifo",
@@ -103,6 +112,11 @@ class Run:
     settings: Settings
 
     @property
+    def task(self) -> str:
+        """The name of the rung, or the file of the experiment."""
+        return str(self.settings[EXPERIMENT if EXPERIMENT in self.settings else RUNG])
+
+    @property
     def rung(self) -> Rung:
         return RUNGS[self.settings[RUNG]]
 
@@ -130,6 +144,7 @@ class Run:
 @dataclass(frozen=True)
 class Study:
     """`factors` has the settings of each level by its name. `target` is the accuracy to which samples are counted.
+    `experiment` is a configuration file with tasks and all that a run on them needs, for a study of a pretrained model.
     `skipped` are parts of cells that make no sense. `baseline` are the levels with which each cell is compared seed by
     seed, or none.
 
@@ -146,6 +161,7 @@ class Study:
     factors: Mapping[str, Mapping[str, Settings]]
     panels: str
     settings: Settings = field(default_factory=dict)
+    experiment: str = ""
     target: float = 0.65
     search: Search | None = None
     skipped: Sequence[Levels] = ()
@@ -177,7 +193,8 @@ class Study:
                 yield cell
 
     def settings_of(self, levels: Levels) -> dict[str, Any]:
-        settings = {**BASE, **self.settings}
+        base = {**COMMON, EXPERIMENT: self.experiment} if self.experiment else LADDER
+        settings = {**base, **self.settings}
         for factor, level in levels.items():
             settings |= self.factors[factor][level]
         return settings
@@ -204,9 +221,11 @@ def _keys(levels: Mapping[str, Settings]) -> set[str]:
     return {key for settings in levels.values() for key in settings}
 
 
-def overrides(settings: Settings, rung: Rung, model: str) -> list[str]:
+def overrides(settings: Settings, model: str) -> list[str]:
     """The arguments of the command line. A slow tool in the settings replaces the rung's tool."""
-    words = {"actor.tools": rung.tools, "actor.max_turns": rung.most_turns, **UNPACED, **settings}
+    rung = RUNGS[settings[RUNG]] if RUNG in settings else None
+    of_rung = {"actor.tools": rung.tools, "actor.max_turns": rung.most_turns} if rung else {}
+    words = {**of_rung, **UNPACED, **settings}
     ours = (RUNG, HELD_OUT, WARM_START)
     return [f"{key}={_word(value).replace(MODEL, model)}" for key, value in words.items() if key not in ours]
 

@@ -1,6 +1,6 @@
 """A stand-in for `asyncrl train`: `python -m tests.benchmarks.studies.stand_in KEY=VALUE ...`.
 
-It appends a line to the file `starts` in the folder of runs, then acts by the learning rate:
+It appends a line to the files `starts` and `gpus` in the folder of runs, then acts by the learning rate:
 
 - at 1 it fails;
 - at 2 it trains two of its four steps and waits to be stopped;
@@ -52,6 +52,8 @@ def main() -> None:
     folder = runs / words["run.name"]
     with (runs / "starts").open("a") as starts:
         starts.write(folder.name + "\n")
+    with (runs / "gpus").open("a") as gpus:
+        gpus.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\n")
     if lr == FAILS:
         sys.exit("the loss is not finite")
     trained = len(read_lines(metrics_file(folder, "learner")))

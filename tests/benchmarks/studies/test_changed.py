@@ -36,7 +36,7 @@ def test_values_are_those_that_asyncrl_train_reads() -> None:
         ("learner.steps", "write KEY=VALUE"),
         ("run.dir=elsewhere", "the study's command names the folder of each run"),
         ("model.path=mine", "the study makes the policy of each seed"),
-        ("+data.train=mine.parquet", "the study makes the tasks of each seed"),
+        ("+data.train=mine.parquet", "the study has its own tasks"),
         ("rung=ladder", "no such rung; choose one of brackets-2, brackets-4"),
         ("rung=[undo]", "no such rung"),
         ("warm_start=long", "it must be a number of updates"),

@@ -31,6 +31,13 @@ pytestmark = pytest.mark.slow
 CELL = {"size": "small", "colour": "red"}
 STAND_IN = (sys.executable, "-m", "tests.benchmarks.studies.stand_in")
 DONE_LR = 0.1
+SMALL_RED = ("size=small", "colour=red")
+SIZES = {"learner.batch_size": 16, "learner.warmup_steps": 0}
+SAYS_WORDS = (
+    sys.executable,
+    "-c",
+    "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('\\n'.join(sys.argv[2:]))",
+)
 
 
 @pytest.fixture
@@ -82,7 +89,7 @@ def test_a_run_that_has_ended_is_in_the_file_and_does_not_run_again(
     assert (last["size"], last["colour"], last["seed"], last["lr"]) == ("small", "red", 1, DONE_LR)
     assert (last["stage"], last["status"], last["rung"], last["parallel"]) == ("main", "done", "brackets", 2)
     assert (last["ess"], last["k3"]) == pytest.approx((0.75, 0.025))
-    assert {path.name for path in folder.iterdir()} == {"starts"}, "the folders of runs that are done are gone"
+    assert {path.name for path in folder.iterdir()} == {"starts", "gpus"}, "the folders of runs that are done are gone"
 
 
 def test_a_run_that_was_cut_short_is_in_no_file_and_goes_on_where_it_was(
@@ -132,6 +139,39 @@ def test_a_run_that_a_killed_command_has_left_behind_ends_before_it_goes_on(
     monkeypatch.setattr("benchmarks.studies.runner.start_child", start)
     assert runner(is_over=is_over).run([run])
     assert owners == [None]
+
+
+def test_runs_divide_the_gpus_and_a_gpu_is_free_again_after_its_run(
+    runner: Callable[..., Runner], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runner(gpus=[3, 5], parallel=2).run([run_at(DONE_LR, seed) for seed in range(3)])
+    seen = (folder / "gpus").read_text().split()
+    assert sorted(seen[:2]) == ["3", "5"]
+    assert seen[2] in seen[:2]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert runner().run([run_at(DONE_LR, 3)])
+    assert (folder / "gpus").read_text().split()[3:] == ["all"]
+
+
+def test_a_study_with_an_experiment_trains_the_model_that_its_command_names(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = dataclasses.replace(
+        STUDY, experiment="examples/reasoning_gym/rl.yaml", settings={LR: DONE_LR, **SIZES}, search=None
+    )
+    wanted, found = [], Results(tmp_path / "toy.parquet", STUDY.factors)
+    for model in ("one", "other"):
+        given = ["--model", model, "--keep", "--results", str(tmp_path), "--seeds", "1", "--only", *SMALL_RED]
+        command.main(study, given, folder, (*SAYS_WORDS, str(tmp_path / model)))
+        wanted.append(study.run(CELL, 0, None, {"model.path": model}).fingerprint)
+        words = (tmp_path / model).read_text().splitlines()
+        assert {f"model.path={model}", "experiment=examples/reasoning_gym/rl.yaml"} <= set(words)
+        assert not [word for word in words if word.startswith(("data.", "actor.tools"))]
+    found.read_again()
+    assert [found.rows(each)[-1]["rung"] for each in wanted] == ["examples/reasoning_gym/rl.yaml"] * 2
+    with pytest.raises(SystemExit):
+        command.main(study, given[2:], folder, STAND_IN)
+    assert "the following arguments are required: --model" in capsys.readouterr().err
 
 
 def test_two_commands_that_write_one_file_keep_the_runs_of_each_other(

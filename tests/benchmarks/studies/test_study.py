@@ -8,13 +8,12 @@ from itertools import chain
 
 import pytest
 
-from asyncrl.commands.demo.ladder.tasks import RUNGS
 from asyncrl.config.compose import read
 from benchmarks.studies import age, mismatch
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.results import FOLDER, Results
 from benchmarks.studies.search import best_rate
-from benchmarks.studies.study import BASE, LR, MAIN, SEARCH, SEARCH_SEED, Run, Study, overrides
+from benchmarks.studies.study import LADDER, LR, MAIN, RUNG, SEARCH, SEARCH_SEED, Run, Study, overrides
 from tests.benchmarks.studies.support import STUDIES, STUDY
 
 
@@ -31,9 +30,9 @@ def test_settings_are_those_of_all_studies_then_of_the_study_then_of_its_levels_
     study = dataclasses.replace(STUDY, settings={"learner.group_size": 4})
     run = study.run({"size": "large", "colour": "red"}, 7, 3e-4, {"learner.batch_size": 16})
     changed = {"learner.steps": 4, "learner.group_size": 4, "algorithm.loss": {"name": "ppo"}, LR: 3e-4}
-    assert run.settings == {**BASE, **changed, "learner.batch_size": 16}
+    assert run.settings == {**LADDER, **changed, "learner.batch_size": 16}
     assert (run.stage, run.seed, run.lr) == (MAIN, 7, 3e-4)
-    assert study.run(run.levels, 7, None, {}).lr == BASE[LR]
+    assert study.run(run.levels, 7, None, {}).lr == LADDER[LR]
 
 
 def test_every_level_of_the_searched_factor_gets_the_same_runs() -> None:
@@ -48,7 +47,7 @@ def test_rates_that_other_studies_take_are_those_that_age_has_found() -> None:
     results = Results(FOLDER / "age.parquet", age.STUDY.factors)
     found = {name: best_rate(age.STUDY.searches(name, {}), results) for name in mismatch.RATES}
     assert found == mismatch.RATES
-    assert found["truncate"] == BASE[LR]
+    assert found["truncate"] == LADDER[LR]
 
 
 @pytest.mark.slow
@@ -56,7 +55,7 @@ def test_rates_that_other_studies_take_are_those_that_age_has_found() -> None:
 def test_a_preset_named_as_a_level_of_age_is_the_same_algorithm(name: str) -> None:
     needed = ["model.path=m", "data.train=x", "scoring.rule=exact_number"]
     preset = read([*needed, f"algorithm={name}"], names_missing_data=False)
-    level = read([*needed, *overrides(age.CORRECTIONS[name], RUNGS["brackets"], "m")], names_missing_data=False)
+    level = read([*needed, *overrides(age.CORRECTIONS[name], "m")], names_missing_data=False)
     assert preset.algorithm == level.algorithm
 
 
@@ -91,7 +90,7 @@ def test_settings_become_words_of_the_command_line() -> None:
         **{"rung": "undo", "warm_start": 3, "learner.export": False, "critic.path": "{model}", "data.eval": None},
         "algorithm.correction": [{"name": "mask", "params": {"low": 0.5, "high": 5.0}}],
     }
-    assert overrides(settings, RUNGS["undo"], "folder/policy") == [
+    assert overrides(settings, "folder/policy") == [
         "actor.tools=[asyncrl.commands.demo.ladder.LadderCalculator,asyncrl.commands.demo.ladder.Undo]",
         "actor.max_turns=12",
         "replay.sampler.kind=fifo",
@@ -121,12 +120,14 @@ RUNS = {f"{run.study}, {', '.join(run.levels.values())}": run for run in chain(*
 def test_every_level_of_every_study_is_a_configuration(name: str) -> None:
     run = RUNS[name]
     given = [f"data.train={__file__}", f"data.eval={__file__}", "model.path=policy"]
-    config = read([*given, *overrides(run.settings, run.rung, "policy")])
+    config = read([*given, *overrides(run.settings, "policy")])
     assert config.learner.lr == run.lr
-    assert config.actor.max_turns >= max(run.rung.operations) + 1
+    if RUNG in run.settings:
+        assert config.actor.max_turns >= max(run.rung.operations) + 1
 
 
 def test_the_package_lists_the_study_of_each_of_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     listed = [line.split(":")[0].rpartition(".")[2] for line in capsys.readouterr().out.splitlines()]
-    assert listed == ["age", "guards", "long_tasks", "mismatch", "process_rewards", "reuse", "wall_clock", "waste"]
+    small = ["age", "guards", "long_tasks", "mismatch", "process_rewards", "reuse", "wall_clock", "waste"]
+    assert listed == sorted([*small, "pretrained_age"])
