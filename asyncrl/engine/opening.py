@@ -4,6 +4,7 @@ engines and servers."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ from asyncrl.modelling.shapes import model_shapes
 from asyncrl.modelling.vision import sees_images, vision_shape
 from asyncrl.observe.spans import Spans
 from asyncrl.types import RunIdentity
+
+logger = logging.getLogger(__name__)
 
 SWITCH_S = 5e-4
 """Seconds after which a Python thread yields to another one. While episodes compute, the engine's thread would wait
@@ -138,6 +141,7 @@ def open_fleet(
         routed=engine.return_routed_experts,
         marks=_marks(policy) if engine.kind == "sglang" else (),
         loads=partial(_loads, () if engine.server.on_cpu else launched),
+        hangs=partial(_end_hung, launched),
     )
     keepers = [opened.keep, folders.keep, *(server.keep for server in launched)]
     if sharing is not None:
@@ -246,6 +250,14 @@ def _shared_gpu(server: ServerConfig, index: int, memory: GpuMemory | None, requ
     if memory is not None:
         tokens = cache_tokens(memory, memory_share(server, index) or SHARE, server.together, tokens, longest)
     return together_arguments(server, tokens)
+
+
+def _end_hung(servers: Sequence[LaunchedServer], url: str) -> None:
+    """End the process of the server at `url`, if this actor has started it. Its keeper then starts it again."""
+    for server in servers:
+        if server.url == url and server.answering:
+            logger.error("the server at %s does not answer any more; it is killed", url)
+            server.end()
 
 
 def _loads(servers: Sequence[LaunchedServer]) -> Mapping[str, float]:

@@ -192,6 +192,12 @@ _SERVERS = (
     gauge("scheduler_busy", "share", "share of a core that the busiest scheduler of the actor's servers takes"),
     gauge("servers_leased", "servers", "servers that are reserved for an evaluation now"),
     counter("server_faults", "faults", "faults of servers since the start"),
+    counter(
+        "server_hangs",
+        "hangs",
+        "times that a server gave no answer twice in a row, each time for engine.silence_s, since the start. A server "
+        "that the run started is then killed and started again",
+    ),
     counter("server_updates", "updates", "updates of the servers' weights since the start"),
     counter("segments", "segments", "requests to servers since the start"),
     counter("cut_segments", "segments", "requests to servers that were interrupted, since the start"),

@@ -170,6 +170,35 @@ async def test_a_server_that_hangs_in_an_update_holds_nobody() -> None:
         await async_until(lambda: counter(fleet, "server_faults") >= 1)
 
 
+async def test_a_server_that_had_joined_hangs_if_it_is_silent_twice_but_not_while_it_starts() -> None:
+    server, hung = FakeSglang(), list[str]()
+
+    async def three_silent_joins() -> None:
+        before = server.calls.count("server_info")
+        await async_until(lambda: server.calls.count("server_info") >= before + 3)
+
+    server.hangs.add("server_info")
+    async with serving(server), fleet_over(server, limits_s={server.url: 1.0}, hangs=hung.append) as fleet:
+        await three_silent_joins()
+        assert hung == []
+        server.hangs.clear()
+        await fleet.update_weights(0, tensors(0))
+        server.hangs.add("server_info")
+        await async_until(lambda: hung == [server.url])
+        await three_silent_joins()
+        assert hung == [server.url]
+        assert counter(fleet, "server_hangs") == 1
+        server.hangs.clear()
+        await servers_ready(fleet, 1)
+        await server.die()
+        await servers_ready(fleet, 0)
+        server.restart()
+        server.hangs.add("server_info")
+        await server.start(server.port)
+        await three_silent_joins()
+        assert hung == [server.url], "the process that ended did not hang"
+
+
 async def test_a_hung_server_is_lost_and_its_requests_go_elsewhere() -> None:
     hung, good = FakeSglang(), FakeSglang()
     async with serving(hung, good), fleet_over(hung, good, limits_s={hung.url: 1.0}) as fleet:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.engine.opening import _end_hung
 from asyncrl.engine.sglang.inside import FOLDER
 from asyncrl.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.errors import ConfigError, EngineError
@@ -45,6 +46,20 @@ async def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(t
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     assert has_ended(pid)
+
+
+async def test_a_server_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    server, other = launched(tmp_path, SERVER), launched(tmp_path, SERVER)
+    keeper = asyncio.create_task(server.keep())
+    await async_until(lambda: server.starts == 1 and server.answering)
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    _end_hung([other, server], server.url)
+    await async_until(lambda: server.starts == 2 and server.answering)
+    _end_hung([server], other.url)
+    assert server.process.poll() is None
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
