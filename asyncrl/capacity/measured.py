@@ -64,7 +64,7 @@ def describe(run: Run) -> RunDescription:
         filter_zero_variance=replay.filter.zero_variance,
     )
     try:
-        return _described(run, configured, engine.server.together if engine.launches else 1)
+        return _described(run, configured, engine.server.together if engine.launches else 1, replay.shards)
     except (KeyError, JSONDecodeError) as error:
         raise ConfigError(
             f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or from a different version of "
@@ -72,9 +72,10 @@ def describe(run: Run) -> RunDescription:
         ) from error
 
 
-def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
+def _described(run: Run, configured: Sizes, together: int, shards: int) -> RunDescription:
     """Return the rates and the sizes of the run. The sizes are the `configured` ones, except for those of the engines
-    and scorers that ran last. The servers that are `together` on a GPU count as one engine."""
+    and scorers that ran last. The servers that are `together` on a GPU count as one engine, and the workers that a
+    scorer has for the `shards` of the replay as one scorer."""
     # Rows without these metrics are left out. They belong to steps that a stop cut short or that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
@@ -101,7 +102,7 @@ def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
         transfer_s=sum(row["weights_transfer_s"] for row in last) / updates,
         failed=_share(sum(row["failed"] for row in last), sum(row["episodes"] for row in last)),
         zero_variance=_mean(row["groups/zero_variance"] for row in steps),
-        label_s=_label_s(scorers),
+        label_s=_label_s(scorers) / shards,
         requests=[min(requests), max(requests)],
         steps=len(steps),
         **_learner_rates(steps, configured.learner_gpus, configured.publish_every),
@@ -109,7 +110,7 @@ def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
     running = not_ended(actors)
     engines = round(sum(_engines(rows[-1], together) for rows in running))
     concurrency = max(1, configured.concurrency * len(running) // engines)
-    count = len(_running_scorers(scorers, steps))
+    count = max(1, round(len(_running_scorers(scorers, steps)) / shards))
     return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=count))
 
 

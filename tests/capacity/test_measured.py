@@ -118,6 +118,22 @@ def test_actors_and_scorers_that_were_removed_long_ago_are_not_counted(run: Path
 
 
 @pytest.mark.slow
+def test_the_workers_of_a_scorer_for_several_shards_are_one_scorer_that_is_as_fast_as_they_are_together(
+    run: Path,
+) -> None:
+    metrics = run / "metrics"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["replay"]["shards"] = 2
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (metrics / "scoring-0.jsonl").unlink()
+    for shard in range(2):
+        write_rows(metrics / f"scoring-0-shard-{shard}.jsonl", [scorer_row(number) for number in range(4)])
+    found = describe(Run(run))
+    assert found.sizes.scorers == 1
+    assert found.rates.label_s == pytest.approx(0.05)
+
+
+@pytest.mark.slow
 def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
     write_rows(run / "metrics" / "learner.jsonl", [STEP] * 3)
     with pytest.raises(
