@@ -1,12 +1,14 @@
-"""Computes how fast steps can be at best if only a small share of the sampled tokens becomes too old.
+"""Computes how long steps of equal length must be if only a small share of the sampled tokens may become too old.
 
     python -m benchmarks.age_limit --share 0.02
 
-It takes the heavy-tailed episodes of `benchmarks.gpu_loop`, and favours the training: all members of a group begin at
-once, just after a publication; the engines make the same number of tokens a second for each request; and a group is
-trained as soon as its last member has ended. A step publishes a version and takes as long as every other step. A token
-is too old if its group is trained more than `max_lag` versions after it was sampled. The result is the shortest step
-with which at most the given share is too old, for each speed of the engines and each age bound.
+It takes the heavy-tailed episodes of `benchmarks.gpu_loop`, in groups whose members begin together and are trained
+together. The engines make the same number of tokens a second for each request. A token is too old if its group is
+trained more than `max_lag` versions after it was sampled.
+
+Each group is trained at the best moment: as soon as its last member has ended, just before the next version is
+published. The result is the shortest step with which at most the given share is too old, for each speed of the engines
+and each age bound.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Groups:
 
     def too_old(self, step_s: float, max_lag: int) -> float:
         """The share of the tokens that are too old with steps of this length."""
-        oldest_trained = (np.floor(self.group_ends / step_s) - max_lag) * step_s
+        oldest_trained = self.group_ends - (max_lag + 1) * step_s
         before = np.clip((oldest_trained - self.begins) / (self.ends - self.begins), 0.0, 1.0)
         return float((before * self.tokens).sum() / self.tokens.sum())
 

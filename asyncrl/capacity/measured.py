@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from json import JSONDecodeError
 
@@ -25,7 +25,10 @@ from asyncrl.runs.from_config import read_config
 from asyncrl.runs.health.evidence import STALE_S, STALE_VERSIONS, not_ended
 from asyncrl.runs.lines import Row
 from asyncrl.runs.run import Run
+from asyncrl.runs.scorers import idle_of_workers, process_of
 
+Workers = Sequence[Sequence[Row]]
+"""The rows of each worker of a scorer."""
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
@@ -64,7 +67,7 @@ def describe(run: Run) -> RunDescription:
         filter_zero_variance=replay.filter.zero_variance,
     )
     try:
-        return _described(run, configured, engine.server.together if engine.launches else 1, replay.shards)
+        return _described(run, configured, engine.server.together if engine.launches else 1)
     except (KeyError, JSONDecodeError) as error:
         raise ConfigError(
             f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or from a different version of "
@@ -72,15 +75,16 @@ def describe(run: Run) -> RunDescription:
         ) from error
 
 
-def _described(run: Run, configured: Sizes, together: int, shards: int) -> RunDescription:
+def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
     """Return the rates and the sizes of the run. The sizes are the `configured` ones, except for those of the engines
     and scorers that ran last. The servers that are `together` on a GPU count as one engine, and the workers that a
-    scorer has for the `shards` of the replay as one scorer."""
+    scorer has for the shards of the replay as one scorer."""
     # Rows without these metrics are left out. They belong to steps that a stop cut short or that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
     steps = rows[FIRST_STEPS:]
-    actors, scorers = (list(_files(run, role)) for role in ("actor", "scoring"))
+    actors = list(_files(run, "actor").values())
+    scorers = _by_scorer(_files(run, "scoring"))
     if len(steps) < FEWEST_STEPS:
         raise ConfigError(f"{folder} has metrics of {len(rows)} steps, but {NEEDED}; {MORE_STEPS.format(folder)}")
     if not actors or not scorers:
@@ -102,7 +106,7 @@ def _described(run: Run, configured: Sizes, together: int, shards: int) -> RunDe
         transfer_s=sum(row["weights_transfer_s"] for row in last) / updates,
         failed=_share(sum(row["failed"] for row in last), sum(row["episodes"] for row in last)),
         zero_variance=_mean(row["groups/zero_variance"] for row in steps),
-        label_s=_label_s(scorers) / shards,
+        label_s=_label_s(scorers),
         requests=[min(requests), max(requests)],
         steps=len(steps),
         **_learner_rates(steps, configured.learner_gpus, configured.publish_every),
@@ -110,22 +114,29 @@ def _described(run: Run, configured: Sizes, together: int, shards: int) -> RunDe
     running = not_ended(actors)
     engines = round(sum(_engines(rows[-1], together) for rows in running))
     concurrency = max(1, configured.concurrency * len(running) // engines)
-    count = max(1, round(len(_running_scorers(scorers, steps)) / shards))
+    count = len(_running_scorers(scorers, steps))
     return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=count))
 
 
-def _running_scorers(scorers: Sequence[Sequence[Row]], steps: Sequence[Row]) -> list[Sequence[Row]]:
-    """Leave out the rows of the scorers that have ended while others went on. A scorer logs no version, so this looks
-    at the time of the newest steps instead."""
-    newest_s = max(rows[-1]["time"] for rows in scorers)
-    since = min(newest_s - STALE_S, steps[-STALE_VERSIONS]["time"])
-    return [rows for rows in scorers if rows[-1]["time"] >= since]
+def _running_scorers(scorers: Sequence[Workers], steps: Sequence[Row]) -> list[Workers]:
+    """Leave out the scorers that have ended while others went on. A scorer logs no version, so this looks at the time
+    of the newest steps instead."""
+    ended_s = [max(rows[-1]["time"] for rows in workers) for workers in scorers]
+    since = min(max(ended_s) - STALE_S, steps[-STALE_VERSIONS]["time"])
+    return [workers for workers, end_s in zip(scorers, ended_s, strict=True) if end_s >= since]
 
 
-def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
-    for name in run.roles(f"{role}-*"):
-        if rows := list(run.raw_rows(name)):
-            yield rows
+def _files(run: Run, role: str) -> dict[str, Sequence[Row]]:
+    """The rows of the processes or workers of a role by their names, without those that have none."""
+    found = {name: list(run.raw_rows(name)) for name in run.roles(f"{role}-*")}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _by_scorer(files: Mapping[str, Sequence[Row]]) -> list[Workers]:
+    scorers: dict[str, list[Sequence[Row]]] = defaultdict(list)
+    for name, rows in files.items():
+        scorers[process_of(name)].append(rows)
+    return list(scorers.values())
 
 
 def _windows(rows: Sequence[Row], together: int) -> Iterator[tuple[float, float]]:
@@ -175,17 +186,29 @@ def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict
     }
 
 
-def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
-    """Return the seconds that one scorer needs per trajectory, from the rows in which it labelled trajectories or
-    handed them on."""
+def _label_s(scorers: Iterable[Workers]) -> float:
+    """The seconds that one scorer needs per trajectory, from the rows in which it labelled trajectories or handed them
+    on. A scorer is busy while one of its workers is."""
     busy, labelled = 0.0, 0.0
-    for rows in scorers:
-        for before, after in pairwise(rows):
-            # After a restart of a scorer, its counters begin at 0, so that the difference is negative.
-            if (more := after["labelled"] + after["handed_on"] - before["labelled"] - before["handed_on"]) > 0:
-                busy += (1 - after["idle"]) * (after["time"] - before["time"])
-                labelled += more
+    for workers in scorers:
+        measured = [(*_labelling(rows), rows[-1]["time"] - rows[0]["time"]) for rows in workers]
+        shares = [own / seconds for own, _, seconds in measured if own]
+        if shares:
+            together = (1 - idle_of_workers(1 - share for share in shares)) / sum(shares)
+            busy += together * sum(own for own, _, _ in measured)
+            labelled += sum(count for _, count, _ in measured)
     return busy / labelled if labelled else 0.0
+
+
+def _labelling(rows: Sequence[Row]) -> tuple[float, float]:
+    """The seconds for which a worker labelled trajectories or handed them on, and their number."""
+    busy, labelled = 0.0, 0.0
+    for before, after in pairwise(rows):
+        # After a restart of a scorer, its counters begin at 0, so that the difference is negative.
+        if (more := after["labelled"] + after["handed_on"] - before["labelled"] - before["handed_on"]) > 0:
+            busy += (1 - after["idle"]) * (after["time"] - before["time"])
+            labelled += more
+    return busy, labelled
 
 
 def _tasks(run: Run, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpisode]]:

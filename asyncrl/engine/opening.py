@@ -4,7 +4,6 @@ engines and servers."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -49,8 +48,6 @@ from asyncrl.modelling.shapes import model_shapes
 from asyncrl.modelling.vision import sees_images, vision_shape
 from asyncrl.observe.spans import Spans
 from asyncrl.types import RunIdentity
-
-logger = logging.getLogger(__name__)
 
 SWITCH_S = 5e-4
 """Seconds after which a Python thread yields to another one. While episodes compute, the engine's thread would wait
@@ -140,8 +137,8 @@ def open_fleet(
         spans=spans,
         routed=engine.return_routed_experts,
         marks=_marks(policy) if engine.kind == "sglang" else (),
-        loads=partial(_loads, () if engine.server.on_cpu else launched),
-        hangs=partial(_end_hung, launched),
+        loads=partial(_loads, launched, engine.server.on_cpu),
+        heard=partial(_heard, {server.url: server for server in launched}),
     )
     keepers = [opened.keep, folders.keep, *(server.keep for server in launched)]
     if sharing is not None:
@@ -252,15 +249,16 @@ def _shared_gpu(server: ServerConfig, index: int, memory: GpuMemory | None, requ
     return together_arguments(server, tokens)
 
 
-def _end_hung(servers: Sequence[LaunchedServer], url: str) -> None:
-    """End the process of the server at `url`, if this actor has started it. Its keeper then starts it again."""
-    for server in servers:
-        if server.url == url and server.answering:
-            logger.error("the server at %s does not answer any more; it is killed", url)
-            server.end()
+def _heard(servers: Mapping[str, LaunchedServer], url: str, joined: bool) -> None:
+    """Tell the server at `url` if it joined, if this actor has started it."""
+    if url in servers:
+        servers[url].heard(joined)
 
 
-def _loads(servers: Sequence[LaunchedServer]) -> Mapping[str, float]:
-    """The gauges of the load of these servers, which must be on GPUs. On the CPU a server has no graphs, and its
-    scheduler runs the model."""
-    return load_counters([server.load() for server in servers]) if servers else {}
+def _loads(servers: Sequence[LaunchedServer], on_cpu: bool) -> Mapping[str, float]:
+    """The hangs of these servers, and the gauges of their load. On the CPU a server has no such gauges, since it has no
+    graphs, and its scheduler runs the model."""
+    if not servers:
+        return {}
+    gauges = {} if on_cpu else load_counters([server.load() for server in servers])
+    return {**gauges, "server_hangs": sum(server.hangs for server in servers)}

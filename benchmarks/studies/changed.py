@@ -14,6 +14,7 @@ OWNED: Mapping[str, str] = {
     "run": "the study's command names the folder of each run; --keep keeps it",
     "model": "the study makes the policy of each seed, or --model names it",
     "data": "the study has its own tasks",
+    "experiment": "the study has its own",
 }
 """Sections of the configuration that only the runner sets, with the reason."""
 GIVEN = ("run.name=run", "model.path=policy", "data.train=tasks", "data.eval=tasks")
@@ -41,7 +42,11 @@ def _refusal(key: str, value: Any) -> str | None:
 
 
 def check(study: Study, cells: Iterable[Levels], changed: Settings) -> None:
-    """Raises ConfigError: `asyncrl train` would refuse a level's run with these settings."""
+    """Raises ConfigError: `asyncrl train` would refuse a level's run with these settings, or the study has no rung for
+    them."""
+    of_rung = {RUNG, HELD_OUT, WARM_START} & changed.keys()
+    if study.experiment and of_rung:
+        raise ConfigError(f"{', '.join(sorted(of_rung))}: this study trains on {study.experiment}, not on a rung")
     for cell in _of_each_level(cells):
         run = study.run(cell, 0, None, changed)
         read([*GIVEN, *overrides(run.settings, "policy")], names_missing_data=False)

@@ -50,6 +50,8 @@ def main(
 ) -> None:
     """Run a study's command. `runs` gets a folder of runs for each study; `train` is called with a run's arguments."""
     options = _parser(study).parse_args(words)
+    if len(options.gpus) > options.parallel:
+        sys.exit(f"{study.name}: --gpus names {len(options.gpus)} GPUs, so use --parallel {len(options.gpus)} or more")
     if not (cells := list(study.cells(_only(study, options.only)))):
         sys.exit(
             f"{study.name}: --only {' '.join(options.only)} names no cell, which the study leaves out; name others"
@@ -217,7 +219,12 @@ def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.studies.{study.name}", description=study.question)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changed settings of all runs")
     if study.experiment:
-        parser.add_argument("--model", type=Path, required=True, help="folder of the pretrained model")
+        parser.add_argument(
+            "--model",
+            type=Path,
+            required=True,
+            help="folder of the pretrained model; results belong to it as it is written here",
+        )
     parser.add_argument("--seeds", type=_count, default=3, help="how many seeds, from 0 (default: 3)")
     levels = _levels(study).replace("%", "%%")
     only = f"only these levels of a factor, after all KEY=VALUE: {levels}"

@@ -113,8 +113,10 @@ class Run:
 
     @property
     def task(self) -> str:
-        """The name of the rung, or the file of the experiment."""
-        return str(self.settings[EXPERIMENT if EXPERIMENT in self.settings else RUNG])
+        """The name of the rung, or the experiment and its model."""
+        if EXPERIMENT in self.settings:
+            return f"{self.settings[EXPERIMENT]} {MODEL_PATH}={self.settings[MODEL_PATH]}"
+        return str(self.settings[RUNG])
 
     @property
     def rung(self) -> Rung:

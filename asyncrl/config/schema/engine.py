@@ -120,7 +120,12 @@ class EngineConfig:
     check_s: float = option(
         5.0, "seconds between two checks of a server, and between two readings of the list of servers", "(0, inf)"
     )
-    silence_s: float = option(60.0, "seconds after which a server counts as lost if it has not answered", "(0, inf)")
+    silence_s: float = option(
+        60.0,
+        "seconds after which a server counts as lost if it has not answered. After about four times as long, a server "
+        "that the run started is killed and started again",
+        "(0, inf)",
+    )
     launch: bool | None = option(
         None,
         "true: each actor starts SGLang servers on its machine with the settings engine.server, and supervises them; "

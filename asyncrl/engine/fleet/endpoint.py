@@ -18,9 +18,6 @@ prepared, for example written to a folder on a full disk, the server keeps its v
 
 What the server reports about its weights before it has joined is ignored. Requests in flight end with a fault when
 their endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
-
-A server that had joined hangs if it gives no answer in time twice in a row: to a call that the endpoint is lost by, and
-to the next join. A process that has ended, or that starts, refuses connections instead.
 """
 
 from __future__ import annotations
@@ -77,10 +74,11 @@ class Endpoint:
     - `target` gives the update that the server should have. The endpoint calls `target` at once after `notify`.
     - `changed` is called at every change of state.
     - The policy's token ids are less than `vocabulary`.
-    - The endpoint counts `server_faults`, `server_updates`, `server_hangs` and `canary_failures` in `counts`.
+    - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
     - It records in `pauses` each time that an update stops the server.
     - With `sharing` the server shares its GPUs with the learner, and has no GPU memory while `rests` returns true.
-    - `hangs` is called with the server's URL if the server hangs.
+    - `heard` is called with the server's URL after each attempt to join: with true if the server joined, and with false
+      if it gave no answer in time.
     - `shown_url` is the server's URL with masked secrets.
     - `fault` is the reason why the server is lost or why its update is put off, or "".
     """
@@ -96,7 +94,7 @@ class Endpoint:
         settings: FleetSettings,
         sharing: GpuSharing | None = None,
         rests: Callable[[], bool] = lambda: False,
-        hangs: Callable[[str], None] = lambda url: None,
+        heard: Callable[[str, bool], None] = lambda url, joined: None,
     ) -> None:
         self.server = server
         self.shown_url = masked_text(server.url)
@@ -109,8 +107,7 @@ class Endpoint:
         self._counts = counts
         self._settings = settings
         self._rests = rests
-        self._hangs = hangs
-        self._has_joined = False
+        self._heard = heard
         self._requests = RequestsInFlight(server)
         self._memory = None if sharing is None else ServerMemory(cast("FreeingServer", server), sharing)
         self.updater = ServerUpdater(server, self._requests, self._memory, counts, pauses, settings)
@@ -238,7 +235,6 @@ class Endpoint:
                 if not isinstance(error, EngineError | WeightsError) and fault != self.fault:
                     logger.exception("an unexpected error of %s", self.server.url)
                 self._log(error)
-                self._look_for_hang(error)
                 self.fault = fault
             if self._memory is not None:
                 self._memory.give_up()
@@ -249,16 +245,6 @@ class Endpoint:
             self.lose()
             await asyncio.sleep(self._pause_s)
 
-    def _look_for_hang(self, error: Exception) -> None:
-        """Find out from the newest fault, before the state changes, if the server hangs."""
-        if not isinstance(error, ServerSilentError):
-            self._has_joined = False
-        elif self._has_joined and self.lost:
-            # The process that follows must have joined before it can hang: its start may take long.
-            self._has_joined = False
-            self._counts["server_hangs"] += 1
-            self._hangs(self.server.url)
-
     @property
     def _pause_s(self) -> float:
         """The pause before the next attempt."""
@@ -266,9 +252,13 @@ class Endpoint:
 
     async def _serve(self) -> None:
         """Join the server and keep its weights up to date. Ends only by an error."""
-        await self.server.join()
+        try:
+            await self.server.join()
+        except ServerSilentError:
+            self._heard(self.server.url, False)
+            raise
         logger.info("%s joined", self.server.url)
-        self._has_joined = True
+        self._heard(self.server.url, True)
         self._enter(EndpointState.STALE)
         while True:
             await self._condition.wait_for(

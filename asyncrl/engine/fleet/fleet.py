@@ -57,7 +57,7 @@ class Fleet:
     - With `routed`, generations have the experts of their tokens.
     - `marks` are the placeholders of images.
     - `loads` gives gauges of the servers' load.
-    - `hangs` is called with the URL of a server that hangs (see endpoint.py).
+    - `heard` is called with the URL of a server that joined, or gave no answer in time when it should (endpoint.py).
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Fleet:
         routed: bool = False,
         marks: Sequence[int] = (),
         loads: Callable[[], Mapping[str, float]] = dict,
-        hangs: Callable[[str], None] = lambda url: None,
+        heard: Callable[[str, bool], None] = lambda url, joined: None,
     ) -> None:
         self._marks = marks
         self._loads = loads
-        self._hangs = hangs
+        self._heard = heard
         self._spans = spans or NoSpans()
         self._discover = discover
         self._open_server = open_server
@@ -232,7 +232,7 @@ class Fleet:
             "servers": len(self._endpoints),
             "servers_ready": sum(endpoint.ready for endpoint in self._endpoints.values()),
             "servers_leased": int(self._lease.endpoint is not None),
-            **{name: self._counts[name] for name in ("server_faults", "server_hangs", "server_updates")},
+            **{name: self._counts[name] for name in ("server_faults", "server_updates")},
             **self._completion.counters,
             **self._pauses.counters,
             **self._canary_counters(),
@@ -317,7 +317,7 @@ class Fleet:
                 self._settings,
                 self._shared,
                 self._rests,
-                self._hangs,
+                self._heard,
             )
 
     def _leave(self, url: str, grace_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Starts an SGLang server for an actor, restarts it if it dies, and ends it when the actor ends."""
+"""Starts an SGLang server for an actor, restarts it if it dies or hangs, and ends it when the actor ends."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ POLL_S = 0.25
 STOP_S = 1.0
 """The seconds between a SIGTERM and the kill of a server that is still alive."""
 ENDED_POLL_S = 0.02
+SILENCES, MOST_SILENCES = 3, 24
+"""A server hangs if it gives no answer in time so many times in a row. After each hang this number doubles, up to the
+largest: perhaps the server is busy for long at each start."""
 KILLED_S = 30.0
 """The longest wait in seconds for killed processes to end: a process that hangs in the kernel may never end."""
 
@@ -121,6 +124,7 @@ class LaunchedServer:
     ) -> None:
         self.url = url
         self.starts = 0
+        self.hangs = 0
         self.answering = False
         self.freed = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -130,6 +134,8 @@ class LaunchedServer:
         self._start_s = start_s
         self._max_failures = max_failures
         self._was_killed = False
+        self._joined_start = 0
+        self._silences = 0
         self._sharing = sharing
         self._watch = LoadWatch(log, self._pid, time.monotonic)
         if sharing is not None:
@@ -151,6 +157,19 @@ class LaunchedServer:
         """Kill the process, if there is one. `keep` then starts another one."""
         if self.process is not None:
             kill_group_soon(self.process)
+
+    def heard(self, joined: bool) -> None:
+        """Record that the server joined the fleet, or gave no answer in time. A server that hangs is killed, and `keep`
+        then starts another one. A process that has not joined yet cannot hang: its start may take long."""
+        if joined:
+            self._joined_start, self._silences = self.starts, 0
+            return
+        self._silences += 1
+        most = min(SILENCES << self.hangs, MOST_SILENCES)
+        if self._joined_start == self.starts and self._silences >= most:
+            logger.error("the server at %s has given no answer %d times in a row; it is killed", self.url, most)
+            self._joined_start, self.hangs = 0, self.hangs + 1
+            self.end()
 
     async def keep(self) -> None:
         """Keep the server running; returns only by cancellation, and then ends the server.

@@ -195,8 +195,8 @@ _SERVERS = (
     counter(
         "server_hangs",
         "hangs",
-        "times that a server gave no answer twice in a row, each time for engine.silence_s, since the start. A server "
-        "that the run started is then killed and started again",
+        "times that a server that the run started was killed and started again, because it did not answer, since the "
+        "start ([engines.md](engines.md#guarantees))",
     ),
     counter("server_updates", "updates", "updates of the servers' weights since the start"),
     counter("segments", "segments", "requests to servers since the start"),

@@ -144,10 +144,11 @@ def test_a_run_that_a_killed_command_has_left_behind_ends_before_it_goes_on(
 def test_runs_divide_the_gpus_and_a_gpu_is_free_again_after_its_run(
     runner: Callable[..., Runner], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert runner(gpus=[3, 5], parallel=2).run([run_at(DONE_LR, seed) for seed in range(3)])
-    seen = (folder / "gpus").read_text().split()
-    assert sorted(seen[:2]) == ["3", "5"]
-    assert seen[2] in seen[:2]
+    shared = runner(gpus=[3, 5], parallel=2)
+    assert shared.run([run_at(DONE_LR, seed) for seed in range(2)])
+    assert sorted((folder / "gpus").read_text().split()) == ["3", "5"]
+    assert shared.run([run_at(DONE_LR, 2)])
+    assert (folder / "gpus").read_text().split()[2] in ("3", "5")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert runner().run([run_at(DONE_LR, 3)])
     assert (folder / "gpus").read_text().split()[3:] == ["all"]
@@ -168,10 +169,17 @@ def test_a_study_with_an_experiment_trains_the_model_that_its_command_names(
         assert {f"model.path={model}", "experiment=examples/reasoning_gym/rl.yaml"} <= set(words)
         assert not [word for word in words if word.startswith(("data.", "actor.tools"))]
     found.read_again()
-    assert [found.rows(each)[-1]["rung"] for each in wanted] == ["examples/reasoning_gym/rl.yaml"] * 2
+    assert [found.rows(each)[-1]["rung"] for each in wanted] == [
+        f"examples/reasoning_gym/rl.yaml model.path={model}" for model in ("one", "other")
+    ]
     with pytest.raises(SystemExit):
         command.main(study, given[2:], folder, STAND_IN)
     assert "the following arguments are required: --model" in capsys.readouterr().err
+    for word, reason in (("rung=undo", "this study trains on examples"), ("experiment=x", "the study has its own")):
+        with pytest.raises(SystemExit, match=reason):
+            command.main(study, [word, *given], folder, STAND_IN)
+    with pytest.raises(SystemExit, match="use --parallel 2 or more"):
+        command.main(study, [*given, "--gpus", "0", "1"], folder, STAND_IN)
 
 
 def test_two_commands_that_write_one_file_keep_the_runs_of_each_other(

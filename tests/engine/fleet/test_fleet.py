@@ -170,33 +170,25 @@ async def test_a_server_that_hangs_in_an_update_holds_nobody() -> None:
         await async_until(lambda: counter(fleet, "server_faults") >= 1)
 
 
-async def test_a_server_that_had_joined_hangs_if_it_is_silent_twice_but_not_while_it_starts() -> None:
-    server, hung = FakeSglang(), list[str]()
+async def test_each_join_and_each_silence_when_a_server_should_join_is_told_but_no_refusal() -> None:
+    server, heard = FakeSglang(), list[tuple[str, bool]]()
 
-    async def three_silent_joins() -> None:
-        before = server.calls.count("server_info")
-        await async_until(lambda: server.calls.count("server_info") >= before + 3)
+    def hear(url: str, joined: bool) -> None:
+        heard.append((url, joined))
 
-    server.hangs.add("server_info")
-    async with serving(server), fleet_over(server, limits_s={server.url: 1.0}, hangs=hung.append) as fleet:
-        await three_silent_joins()
-        assert hung == []
-        server.hangs.clear()
+    async with serving(server), fleet_over(server, limits_s={server.url: 1.0}, heard=hear) as fleet:
         await fleet.update_weights(0, tensors(0))
+        await async_until(lambda: (server.url, True) in heard)
         server.hangs.add("server_info")
-        await async_until(lambda: hung == [server.url])
-        await three_silent_joins()
-        assert hung == [server.url]
-        assert counter(fleet, "server_hangs") == 1
-        server.hangs.clear()
-        await servers_ready(fleet, 1)
+        await async_until(lambda: heard[-2:] == [(server.url, False)] * 2)
         await server.die()
-        await servers_ready(fleet, 0)
+        await async_until(lambda: "Cannot connect" in next(iter(fleet._endpoints.values())).fault)
+        told = len(heard)
+        server.hangs.clear()
         server.restart()
-        server.hangs.add("server_info")
         await server.start(server.port)
-        await three_silent_joins()
-        assert hung == [server.url], "the process that ended did not hang"
+        await servers_ready(fleet, 1)
+        assert heard[told:] == [(server.url, True)]
 
 
 async def test_a_hung_server_is_lost_and_its_requests_go_elsewhere() -> None:

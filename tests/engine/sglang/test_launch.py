@@ -6,14 +6,15 @@ import asyncio
 import signal
 import subprocess
 import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
-from asyncrl.engine.opening import _end_hung
 from asyncrl.engine.sglang.inside import FOLDER
-from asyncrl.engine.sglang.launch import LaunchedServer, server_command
+from asyncrl.engine.sglang.launch import MOST_SILENCES, SILENCES, LaunchedServer, server_command
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.ports import free_ports
 from tests.helpers import GENEROUS_S, async_until, has_ended, until
@@ -48,18 +49,45 @@ async def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(t
     assert has_ended(pid)
 
 
-async def test_a_server_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
-    server, other = launched(tmp_path, SERVER), launched(tmp_path, SERVER)
+def answers_after_starts(server: LaunchedServer, starts: int) -> bool:
+    return server.starts == starts and server.answering
+
+
+async def test_a_server_that_joined_and_is_silent_several_times_in_a_row_is_killed_and_started_again(
+    tmp_path: Path,
+) -> None:
+    server = launched(tmp_path, SERVER)
     keeper = asyncio.create_task(server.keep())
-    await async_until(lambda: server.starts == 1 and server.answering)
-    assert server.process is not None
-    server.process.send_signal(signal.SIGSTOP)
-    _end_hung([other, server], server.url)
-    await async_until(lambda: server.starts == 2 and server.answering)
-    _end_hung([server], other.url)
-    assert server.process.poll() is None
+    for hang in range(2):
+        await async_until(partial(answers_after_starts, server, hang + 1))
+        process = server.process
+        assert process is not None
+        for _ in range(MOST_SILENCES):
+            server.heard(False)
+        assert server.hangs == hang, "its start may take long"
+        server.heard(True)
+        process.send_signal(signal.SIGSTOP)
+        for number in range(SILENCES << hang):
+            assert (server.hangs, number) == (hang, number)
+            server.heard(False)
+        assert server.hangs == hang + 1
+        await async_until(lambda ended=process: ended.poll() == -signal.SIGKILL)
+    await async_until(partial(answers_after_starts, server, 3))
+    server.heard(True)
+    for _ in range(SILENCES):
+        server.heard(False)
+        server.heard(True)
+    assert server.hangs == 2, "they were not in a row"
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
+
+
+def test_the_number_of_silences_after_which_a_server_is_killed_has_a_limit(tmp_path: Path) -> None:
+    server = launched(tmp_path, SERVER)
+    for hang in range(6):
+        server.heard(True)
+        silences = next(number for number in count(1) if server.heard(False) or server.hangs > hang)
+        assert silences == min(3 * 2**hang, 24)
 
 
 @pytest.mark.parametrize(
