@@ -1,11 +1,14 @@
-"""A server of our own, as `engine.launch` opens it: killed in the middle of a turn, which goes on."""
+"""A server of our own, as `engine.launch` opens it: it is killed or hangs in the middle of a turn, which goes on."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
@@ -29,7 +32,29 @@ def config(tmp_path: Path) -> TrainConfig:
     return config
 
 
-def test_a_launched_server_that_is_killed_starts_again_and_its_turns_go_on(config: TrainConfig) -> None:
+def kill(server: subprocess.Popen[bytes]) -> None:
+    server.kill()
+
+
+def stop_the_scheduler(server: subprocess.Popen[bytes]) -> None:
+    """The server's HTTP process goes on."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    next(each for each in children if "scheduler" in " ".join(each.cmdline())).suspend()
+
+
+@pytest.mark.parametrize(
+    ("harm", "hangs"),
+    [
+        pytest.param(kill, False, id="killed"),
+        pytest.param(stop_the_scheduler, True, id="hung", marks=pytest.mark.long),
+    ],
+)
+def test_a_launched_server_that_is_killed_or_hangs_starts_again_and_its_turns_go_on(
+    config: TrainConfig, harm: Callable[[subprocess.Popen[bytes]], None], hangs: bool
+) -> None:
+    # The killed server must not count as hung. A busy machine is silent for seconds, too.
+    config.engine.silence_s = 5.0 if hangs else 60.0
+
     async def scenario() -> None:
         opened = open_engine(config)
         keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
@@ -42,13 +67,15 @@ def test_a_launched_server_that_is_killed_starts_again_and_its_turns_go_on(confi
             ]
             await asyncio.sleep(0.5)
             assert server.process is not None
-            server.process.kill()
+            harm(server.process)
             await async_until(lambda: server.starts == 2, 300)
             for start, turn in zip(prompts(4), turns, strict=True):
                 got = await turn
                 assert len(got.tokens) == 900
                 assert_exact({1: policy(1)}, start, got, 1.0)
-            assert fleet.stats().counters["lost_segments"] >= 4
+            counters = fleet.stats().counters
+            assert counters["lost_segments"] >= 4
+            assert (counters["server_hangs"] > 0) == hangs
         finally:
             for keeper in keepers:
                 keeper.cancel()
