@@ -43,11 +43,16 @@ def now():
         threading.Thread(target=twice.set).start()
     return time
 
+def wait_for(event):
+    # In short pieces: the handler of a signal that comes just before a wait runs only after the wait.
+    while not event.wait(0.05):
+        pass
+
 stop = stop_on_signals(now)
 print("ready", flush=True)
-stop.wait()
+wait_for(stop)
 print("stopping", flush=True)
-twice.wait()
+wait_for(twice)
 print("stopped cleanly", flush=True)
 """
 
@@ -57,10 +62,13 @@ def after_two_ctrl_c(later: float) -> tuple[int, str]:
     command = [sys.executable, "-c", TWO_CTRL_C.format(later=later)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in ("ready", "stopping"):
-            assert process.stdout.readline().strip() == line
-            process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=GENEROUS_S)
+        try:
+            for line in ("ready", "stopping"):
+                assert process.stdout.readline().strip() == line
+                process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=GENEROUS_S)
+        finally:
+            process.kill()
     return process.returncode, output
 
 
