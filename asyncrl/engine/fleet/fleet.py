@@ -56,8 +56,8 @@ class Fleet:
     - `spans` records each segment, and each time that a push stops a server.
     - With `routed`, generations have the experts of their tokens.
     - `marks` are the placeholders of images.
-    - `loads` gives gauges of the servers' load.
-    - `heard` is called with the URL of a server that joined, or gave no answer in time when it should (endpoint.py).
+    - `loads` gives metrics of the servers that this process started: their load and their hangs.
+    - `heard` is called with the URL of a server after an attempt to join it (see `Endpoint`).
     """
 
     def __init__(
