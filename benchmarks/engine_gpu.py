@@ -7,8 +7,10 @@ With `--turns short` it has a prompt of 300 tokens, of which all share 200 and g
 turns of 20 to 60 sampled tokens, and 20 tokens of a tool's result between two turns.
 
 Rates are of `--seconds` after a warm-up. Then the weights change under load, with a canary. `stop` is the time from the
-end of the last pass with old weights until the next pass may start. `--busy-ms` adds processor time to each turn in the
-thread of the episodes, as a real actor does: both threads share Python's interpreter lock.
+end of the last pass with old weights until the next pass may start. The memory is what torch has taken from the GPU,
+once the engine is open and after the last change of weights; weights and cache are the least that it needs. `--busy-ms`
+adds processor time to each turn in the thread of the episodes, as a real actor does: both threads share Python's
+interpreter lock.
 
     python -m benchmarks.engine_gpu --shapes 135M 0.6B --slots 512 256
 """
@@ -41,12 +43,14 @@ from benchmarks.shapes import SHAPES, make_model
 LENGTH, SHARED, PROMPT, RESULT, TURNS, GROUP = 2048, 200, 300, 20, 5, 8
 LONG = 512
 WARM_UP_S = {True: 2.0, False: 5.0}
-SWITCHES = 5
+SWITCHES = 10
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: rates, the seconds until the engine was ready, and the stops at weight switches in milliseconds."""
+    """One case: rates, the seconds until the engine was ready, and the stops at weight switches in milliseconds. Memory
+    is in GiB: of weights and cache, and what torch has taken before and after the switches."""
 
     shape: str
     slots: int
@@ -57,6 +61,9 @@ class Row:
     turns_per_s: float
     open_s: float
     stop_ms: list[float]
+    least_gib: float
+    open_gib: float
+    switched_gib: float
 
 
 class Load:
@@ -140,7 +147,7 @@ async def measure(shape: str, slots: int, turns: str, graphs: bool, seconds: flo
     weights: Mapping[str, torch.Tensor] = {name: each.detach().cpu() for name, each in model.named_parameters()}
     started = time.perf_counter()
     engine = EmbeddedEngine(model, EngineConfig(slots=slots, max_length=LENGTH), initial_version=0, static=graphs)
-    open_s = time.perf_counter() - started
+    open_s, open_bytes = time.perf_counter() - started, torch.cuda.memory_reserved()
     stops = timed_stops(engine)
     load = Load(engine, slots, turns, vocabulary, busy_ms)
     try:
@@ -152,7 +159,9 @@ async def measure(shape: str, slots: int, turns: str, graphs: bool, seconds: flo
     finally:
         await load.close()
         await engine.close()
-    return Row(shape, slots, turns, graphs, busy_ms, tokens_per_s, turns_per_s, open_s, stops)
+    least_bytes = sum(each.nbytes for each in (*weights.values(), engine._passes._cache._stored))
+    memory = (each / GIB for each in (least_bytes, open_bytes, torch.cuda.memory_reserved()))
+    return Row(shape, slots, turns, graphs, busy_ms, tokens_per_s, turns_per_s, open_s, stops, *memory)
 
 
 def main() -> None:
@@ -175,7 +184,8 @@ def main() -> None:
             print(
                 f"{row.shape:6} {row.slots:4} slots {row.turns:5} {'graphs' if row.graphs else 'usual ':6} "
                 f"{row.tokens_per_s:8.0f} tokens/s {row.turns_per_s:6.0f} turns/s, ready in {row.open_s:.1f} s, "
-                f"stop {statistics.median(row.stop_ms):.1f} ms"
+                f"stop {statistics.median(row.stop_ms):.1f} ms, memory {row.open_gib:.1f} GiB, after "
+                f"{SWITCHES} switches {row.switched_gib:.1f}, weights and cache {row.least_gib:.1f}"
             )
     name = "engine-gpu" if not options.busy_ms else f"engine-gpu-busy-{options.busy_ms:g}"
     path = write_result(name, [asdict(row) for row in rows], torch.cuda.get_device_name())

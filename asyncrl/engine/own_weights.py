@@ -34,6 +34,9 @@ class OwnWeights:
         # update.
         self._spare: dict[str, torch.Tensor] = {}
         self._device: torch.device = model.device
+        # All updates use one stream: torch keeps freed memory for the stream that asked for it. With a stream for each
+        # update, a GPU had dozens of unused copies of the weights in the end.
+        self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
         self._largest_integer = largest_integer
         self._matrices = _matrices(model) & self._tensors.keys() if largest_integer else set()
         self.load(self._rounded({name: self._tensors[name].data for name in self._matrices}))
@@ -56,7 +59,7 @@ class OwnWeights:
                 raise WeightsError(
                     f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; the model has {shape}"
                 )
-        with _own_stream(self._device):
+        with self._apart():
             return self._staged(tensors)
 
     def _staged(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -86,23 +89,21 @@ class OwnWeights:
             self._tensors[name].data = tensor
         return replaced
 
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Give work on a GPU the stream of the updates, so that forward passes need not wait for it."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
     def _rounded(self, matrices: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._largest_integer is None:
             return matrices
         return {name: as_integers(matrix, self._largest_integer) for name, matrix in matrices.items()}
-
-
-@contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """Give work on a GPU a stream of its own, so that forward passes need not wait for it."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.default_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
 
 
 def _wait(device: torch.device) -> None:

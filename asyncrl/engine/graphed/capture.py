@@ -38,13 +38,14 @@ def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
     return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
 
 
-def capture(function: Callable[[], None], pool: Any) -> Callable[[], None]:
+def capture(function: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> Callable[[], None]:
     """Record the kernels of `function`, and return a function that repeats them on the current stream.
 
-    Call `function` once before, since first calls compile kernels. Graphs with the same `pool` (see
-    `torch.cuda.graph_pool_handle`) share the memory of their intermediate results, so they must run one after another.
+    Call `function` once before, since first calls compile kernels. Graphs that are recorded in the same `stream` with
+    the same `pool` (see `torch.cuda.graph_pool_handle`) share the memory of their intermediate results, so they must
+    run one after another.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         # Other threads may use the device meanwhile.

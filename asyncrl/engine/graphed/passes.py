@@ -265,7 +265,7 @@ class GraphedPasses:
     def _record(self) -> list[Callable[[], None]]:
         """Record the passes as graphs, the largest first: the others then use its memory. Raises NoGraphError: torch
         cannot record them."""
-        pool, graphs = torch.cuda.graph_pool_handle(), []
+        pool, stream, graphs = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), []
         try:
             for index, each in reversed(list(enumerate(self._passes))):
                 self._fill(
@@ -274,7 +274,7 @@ class GraphedPasses:
                     PassRows(_NO_ROWS, _NO_ROWS, _NO_NUMBERS, _NO_NUMBERS),
                 )
                 each.run()
-                graphs.append(capture(each.run, pool))
+                graphs.append(capture(each.run, pool, stream))
                 torch.cuda.synchronize()
         except RuntimeError as error:
             raise NoGraphError(f"torch cannot record a pass ({error})") from error
