@@ -46,11 +46,12 @@ def title(study: Study) -> str:
 def _draw_curves(study: Study, curves: Curves, picture: Path) -> None:
     """A line for each cell, and thin lines for its seeds."""
     labels = {"samples": "trained trajectories", "seconds": "seconds of steps"}[study.over], "held-out accuracy, greedy"
+    highest = max((row["accuracy"] or 0 for runs in curves.values() for rows in runs for row in rows), default=0)
     with _panels(study, curves, labels, picture) as panels:
         for key, runs in curves.items():
             axes, colour = panels[key]
             _draw_cell(axes, study.over, runs, colour)
-            axes.set_ylim(0, 1.02)
+            axes.set_ylim(0, 1.05 * highest or 1)
 
 
 def _draw_compared(study: Study, names: tuple[str, str], curves: Curves, picture: Path) -> None:
