@@ -58,6 +58,11 @@ LARGEST_KL = {
 FAR_MISMATCH = 1.0
 """A mismatch of engine and learner above this number of nats a token gets a warning for a single step. Data of
 older versions rarely explains so much."""
+FALL_FROM_BEST = 1.5
+"""A held-out result counts as fallen from its best one if the difference is this many times its noise. The best of many
+evaluations is better than the others by chance, too."""
+OLD_DATA = 4.0
+"""From this mean age on, in versions, data can be the reason for a fall."""
 KL_NAMES = {
     "kl_reference": "the KL to the reference (kl_reference)",
     "update/k3": "the KL of an update (update/k3)",
@@ -271,21 +276,36 @@ def malformed_calls(seen: Evidence) -> Finding | None:
 
 
 def worse_held_out(seen: Evidence) -> Finding | None:
-    """The last held-out result is below the first by more than one standard error of the difference. If the
-    error is unknown, any fall counts."""
+    """The last held-out result is below the first by more than one standard error of the difference (if the error is
+    unknown, by any difference), or far below the best."""
     for name in ("accuracy", "outcome"):
-        trend = trends.of_evaluations(seen.evaluations, f"eval/{name}")
-        if trend is None or trend.first - trend.last <= (trend.noise / 2 if trend.noise < 1 else 0):
+        trend, best = (of(seen.evaluations, f"eval/{name}") for of in (trends.of_evaluations, trends.since_best))
+        if trend is not None and trend.first - trend.last > (trend.noise / 2 if trend.noise < 1 else 0):
+            fallen, since = trend, "first"
+        elif best is not None and best.first - best.last > FALL_FROM_BEST * best.noise:
+            fallen, since = best, "best"
+        else:
             continue
         step = seen.evaluations[-1]["step"]
         return Finding(
             "held_out",
-            f"the held-out {name} is {trend.last:.3g} after {step} steps, below the {trend.first:.3g} of the first "
-            f"evaluation ({trend.noise_text}). Compare the rewards of some episodes with their texts: the policy "
+            f"the held-out {name} is {fallen.last:.3g} after {step} steps, below the {fallen.first:.3g} of the {since} "
+            f"evaluation ({fallen.noise_text}). Compare the rewards of some episodes with their texts: the policy "
             "may exploit the reward, or have forgotten what it could do. A smaller learner.lr or a KL to the reference "
-            "helps against both",
+            f"helps against both{_age_of_data(seen)}",
         )
     return None
+
+
+def _age_of_data(seen: Evidence) -> str:
+    """The end of an advice, which names the age of the data if they are old."""
+    ages = values_of(seen.newest[-LONG_WINDOW:], "lag/mean")
+    if not ages or fmean(ages) < OLD_DATA:
+        return ""
+    return (
+        f". Old data may be the reason, too: they were {fmean(ages):.1f} versions old on average. A smaller "
+        "replay.max_lag or another correction helps against this (docs/studies.md)"
+    )
 
 
 def reward_trend(seen: Evidence) -> Finding | None:

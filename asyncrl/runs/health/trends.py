@@ -58,10 +58,21 @@ def of_steps(first: Sequence[Row], newest: Sequence[Row], name: str) -> Trend | 
 def of_evaluations(rows: Sequence[Row], name: str) -> Trend | None:
     """The trend of a share of held-out tasks; `None` without an evaluation. The noise is that of two independent
     samples of `eval/count` episodes."""
-    known = [row for row in rows if finite(row.get(name)) is not None]
-    if not known:
-        return None
-    first, last = known[0], known[-1]
+    known = _with(rows, name)
+    return _between(known[0], known[-1], name) if known else None
+
+
+def since_best(rows: Sequence[Row], name: str) -> Trend | None:
+    """The same from the evaluation with the largest share on."""
+    known = _with(rows, name)
+    return _between(max(known, key=lambda row: float(row[name])), known[-1], name) if known else None
+
+
+def _with(rows: Sequence[Row], name: str) -> list[Row]:
+    return [row for row in rows if finite(row.get(name)) is not None]
+
+
+def _between(first: Row, last: Row, name: str) -> Trend:
     return Trend(first[name], last[name], 2 * sqrt(_variance(first, name) + _variance(last, name)))
 
 

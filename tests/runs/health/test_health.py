@@ -188,6 +188,28 @@ def test_a_held_out_result_below_its_first_one_is_said_unless_it_is_noise(
     assert bool(text) is bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("shares", "count", "expected"),
+    [
+        ((0.07, 0.28, 0.12), 500, "the held-out accuracy is 0.12 after 40 steps, below the 0.28 of the best"),
+        ((0.07, 0.28, 0.22), 500, ""),
+        ((0.07, 0.28, 0.12), 30, ""),
+        ((0.07, 0.28, 0.02), 500, "below the 0.07 of the first"),
+    ],
+)
+def test_a_held_out_result_far_below_its_best_one_is_said(shares: tuple[float, ...], count: int, expected: str) -> None:
+    rows = [{"step": 20 * at, "eval/accuracy": share, "eval/count": count} for at, share in enumerate(shares)]
+    assert expected in (text := texts(Evidence("runs/x", evaluations=rows)).get("held_out", ""))
+    assert bool(text) is bool(expected)
+
+
+@pytest.mark.parametrize(("age", "named"), [(7.9, True), (1.2, False)])
+def test_the_warning_of_a_fallen_result_names_the_age_of_old_data(age: float, named: bool) -> None:
+    evaluations = [{"step": 64 * at, "eval/accuracy": share, "eval/count": 500} for at, share in ((0, 0.2), (1, 0.01))]
+    seen = replace(of_rows([row(step, 0, 1, **{"lag/mean": age}) for step in range(12)]), evaluations=evaluations)
+    assert ("they were 7.9 versions old on average" in texts(seen)["held_out"]) is named
+
+
 def test_truncated_episodes_and_malformed_calls_are_warned_of_by_their_newest_shares() -> None:
     calls = {"tool_calls": 1000.0, "tool_malformed": 10.0}
     before = counted(episodes=1000, truncated=20, **calls)
