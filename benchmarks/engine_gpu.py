@@ -147,7 +147,9 @@ async def measure(shape: str, slots: int, turns: str, graphs: bool, seconds: flo
     weights: Mapping[str, torch.Tensor] = {name: each.detach().cpu() for name, each in model.named_parameters()}
     started = time.perf_counter()
     engine = EmbeddedEngine(model, EngineConfig(slots=slots, max_length=LENGTH), initial_version=0, static=graphs)
-    open_s, open_bytes = time.perf_counter() - started, torch.cuda.memory_reserved()
+    open_s = time.perf_counter() - started
+    torch.cuda.empty_cache()
+    open_bytes = torch.cuda.memory_reserved()
     stops = timed_stops(engine)
     load = Load(engine, slots, turns, vocabulary, busy_ms)
     try:

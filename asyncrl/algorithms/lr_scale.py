@@ -1,7 +1,7 @@
-"""Scales of the policy's learning rate: factors by which single updates are smaller than the schedule says.
+"""Scales of the policy's learning rate: the factor of an update, at most 1, multiplies the rate of the schedule.
 
-A scale reads sums over the passes of one update. They are added over micro-batches and ranks, so every rank has the
-same factor, for any split of the minibatch.
+A scale reads sums over all passes and ranks of one update, so every rank computes the same factor, for any split of the
+minibatch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 PREFIX = "lr_scale/"
 """The prefix of the sums that a scale reads."""
 LOG_LIMIT = 300.0
-"""Log-weights of sequences are clamped to +-300: float64 holds the squares of such weights. The limit of +-20 of other
-ratios would make the weights of long sequences equal, all of which may be less likely than when they were sampled."""
+"""Log-weights of sequences are clamped to +-300: float64 holds the squares of such weights. Other ratios
+are clamped to +-20. Long sequences often lie below -20, and would all get the same weight."""
 
 
 class LrScale(Part):
@@ -30,8 +30,8 @@ class LrScale(Part):
 
     @abstractmethod
     def sums(self, view: PolicyTokens, log_policy: Tensor) -> dict[str, Tensor]:
-        """float64[] sums of a pass by name. log_policy float[M] is log pi_theta - log mu (clamped) of the kept policy
-        tokens `view`. The names must begin with PREFIX."""
+        """The sums of one pass, each float64[], by name. log_policy float[M] is log pi_theta - log mu (clamped) of the
+        kept policy tokens `view`. The names must begin with PREFIX."""
 
     @abstractmethod
     def __call__(self, sums: Mapping[str, float]) -> float:
@@ -60,9 +60,9 @@ class Ess(LrScale):
     others'.
 
     Formula: min(1, rho / base), or its square root with rule=sqrt. rho = (sum w)^2 / (S sum w^2) is the effective
-    sample size of the S sequences of the minibatch. Their weights are w = pi_theta(y) / mu(y), the product over the
-    policy tokens that no correction dropped
-    Use: for old data; sqrt fits AdamW, and linear is VCPO's rule for plain gradient descent, with smaller steps. If
+    sample size of the S sequences that have kept tokens. The weight of a sequence y is w = pi_theta(y) / mu(y), a
+    product over its kept tokens
+    Use: for old data; sqrt fits AdamW. linear, VCPO's rule for plain gradient descent, lowers the rate more. If
     even fresh data have a rho below 1, since engine and learner compute different log-probs, set base to that rho
     Source: Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs, 2026 (VCPO)
     Caveat: VCPO's other part, a baseline from the gradient norm of every sequence, is not here. The weights of long
@@ -71,7 +71,7 @@ class Ess(LrScale):
 
     name = "ess"
 
-    base: float = param(1.0, "rho from which on an update has the whole learning rate", "(0, 1]")
+    base: float = param(1.0, "smallest rho at which an update has the whole learning rate", "(0, 1]")
     rule: str = param("sqrt", "how the learning rate follows rho", choices=("sqrt", "linear"))
 
     def sums(self, view: PolicyTokens, log_policy: Tensor) -> dict[str, Tensor]:

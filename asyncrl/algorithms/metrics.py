@@ -2,8 +2,9 @@
 are computed from the totals.
 
 Sums are float64, so that they do not depend on the split into micro-batches and ranks. A ratio r is summed as its
-excess r - 1, which keeps precision if policies are close. For example, the KL estimate k3 is the mean of excess - log
-r. For the same reason, variances of advantages and returns are summed around the batch's mean.
+excess r - 1, which keeps precision if policies are close. For example, `k3`, an estimate of the KL
+divergence, is the mean of `excess - log r`. For the same reason, variances of advantages and returns are summed around
+the batch's mean.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_counts, shares
 
 AGREEMENT = 1e-4
-"""Log-probs that differ by no more than this number count as equal. Those that two float32 programs
-compute with the same weights differ by less."""
+"""Log-probs that differ by no more than this number count as equal. Two float32 programs with the same weights
+compute log-probs that differ by less."""
 
 MASKED_BY_GRAMMARS = "masked/grammar"
 TAUGHT = "demonstration/tokens"
@@ -33,10 +34,12 @@ LAG_BINS = 17
 
 
 def token_sums(view: PolicyTokens, tokens: Tokens) -> dict[str, Tensor]:
-    """The number of all policy tokens, and how many of them have each lag."""
+    """The number of all policy tokens, the sum of their lags, and how many of them have each lag."""
     sums = {"tokens": tokens.behaviour.new_full((), view.index.numel(), dtype=torch.float64)}
     if tokens.lag is not None:
-        lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
+        lag = view.take(tokens.lag).clamp(min=0)
+        sums["token_lag_sum"] = lag.sum().double()
+        lag = lag.clamp(max=LAG_BINS - 1)
         ones = torch.ones_like(lag, dtype=torch.float64)
         # Unlike bincount, this does not make the host wait for the GPU.
         sums["token_lag"] = ones.new_zeros(LAG_BINS).index_add_(0, lag, ones)
@@ -70,8 +73,8 @@ def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Ten
 def update_sums(
     log_ratio: Tensor, weights: Tensor | None, advantages: Tensor, centres: Centres | None
 ) -> dict[str, Tensor]:
-    """Sums over the kept tokens that compare the trained policy with the proximal policy. log_ratio float[M] is log
-    pi_theta - log pi_prox, clamped."""
+    """Sums over the kept tokens: their update, weights and advantages. The update log_ratio float[M] is log pi_theta -
+    log pi_prox, clamped. Without `weights` all weights are 1."""
     log_ratio = log_ratio.detach()
     count = log_ratio.new_full((), log_ratio.numel(), dtype=torch.float64)
     binned = {} if weights is None else {CORRECTED: bin_counts(weights.detach().log())}
@@ -119,11 +122,11 @@ def moments(name: str, sums: Mapping[str, float], count: float) -> tuple[float, 
 
 
 def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, float]:
-    """The step's metrics from the sums of `age_sums`, `update_sums` and step_loss.py. `rules` are the names of
+    """The step's metrics from the sums of all passes (see `loss_of_pass` in step_loss.py). `rules` are the names of
     corrections.
 
     mismatch/ compares behaviour and proximal policy on the policy tokens that no grammar restricted. update/ compares
-    proximal and trained policy on the kept tokens. A share is a share of all policy tokens.
+    proximal and trained policy on the kept tokens. masked/ and clip/ are shares of all policy tokens.
     """
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     tokens, kept = max(1.0, get.get("tokens", 0.0)), max(1.0, get.get("kept", 0.0))
@@ -137,7 +140,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
     if "return/sum" in get and get.get("tokens"):
         result |= _mean_and_std("return", get, tokens)
     if "token_lag" in sums:
-        result |= _lags(sums["token_lag"].tolist())
+        result |= _lags(sums["token_lag"].tolist(), get["token_lag_sum"])
     result |= shares(sums)
     if get.get("kept"):
         result |= _updates(get, kept, tokens)
@@ -156,8 +159,8 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
-    """Metrics of the rewards and lengths in the whole batch, separately for sampled episodes and for demonstrations.
-    Greedily sampled members are left out."""
+    """The rewards and lengths of the batch's sampled episodes, and the number and mean reward of demonstrations.
+    Members that were decoded greedily are left out."""
     shown = {}
     if episodes.demonstrated is not None:
         taught = episodes.reward[episodes.demonstrated].double()
@@ -186,7 +189,7 @@ def _ages(get: Mapping[str, float]) -> dict[str, float]:
     excess, squared = get["age/excess"] / tokens, get["age/excess_squared"] / tokens
     second_moment = squared + 2 * excess + 1
     return {
-        # If all ratios are at their lower bound, rounding leaves nothing of their squares.
+        # If all ratios are at their lower bound, float32 rounds each excess to -1, and the second moment is 0.
         "mismatch/ess": (1 + excess) ** 2 / second_moment if second_moment > 0 else 0.0,
         "mismatch/kl": -get["age/log"] / tokens,
         "mismatch/k3": excess - get["age/log"] / tokens,
@@ -219,13 +222,12 @@ def _mean_and_std(name: str, sums: Mapping[str, float], count: float) -> dict[st
     return {f"{name}/mean": mean, f"{name}/std": variance**0.5}
 
 
-def _lags(counts: Sequence[float]) -> dict[str, float]:
+def _lags(counts: Sequence[float], lags: float) -> dict[str, float]:
     total = sum(counts)
     if not total:
         return {}
-    mean = sum(lag * count for lag, count in enumerate(counts)) / total
     longest = max(lag for lag, count in enumerate(counts) if count)
-    return {"token_lag/mean": mean, **{f"token_lag/{lag}": counts[lag] / total for lag in range(longest + 1)}}
+    return {"token_lag/mean": lags / total, **{f"token_lag/{lag}": counts[lag] / total for lag in range(longest + 1)}}
 
 
 def _sum(values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 Messages = Sequence[Mapping[str, Any]]
 IMAGE_TYPES = ("image", "image_url")
 UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
-"""The types of blocks, and the names of their fields, that templates show as special tokens instead of text."""
+"""Templates show a block with one of these types, or a field of this name, as special tokens instead of text."""
 
 
 def is_image(block: Any) -> bool:
@@ -29,9 +29,9 @@ def image_blocks(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def only_text(block: Any) -> Any:
-    """Prepare a block that is not an image for templates.
+    """Prepare for templates a block that is not an image.
 
-    Raises RefusedError: a template would show the block as special tokens, for instance a video.
+    Raises RefusedError: the block is one that templates show as special tokens, for instance a video.
     """
     if not isinstance(block, Mapping):
         return block

@@ -39,7 +39,7 @@ class OwnWeights:
         self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
         self._largest_integer = largest_integer
         self._matrices = _matrices(model) & self._tensors.keys() if largest_integer else set()
-        self.load(self._rounded({name: self._tensors[name].data for name in self._matrices}))
+        self.load(self._rounded({name: self._tensors[name].data for name in self._matrices}), keep=False)
         self._format = WeightFormat(model)
         self._format.check_restores()
         self.shapes = self._format.shapes
@@ -63,31 +63,36 @@ class OwnWeights:
             return self._staged(tensors)
 
     def _staged(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        # It is still there if the last update was staged and never loaded.
+        self._spare = {}
         own = self._format.restore(tensors)
         for name, tensor in self._tensors.items():
             if own[name].is_floating_point() != tensor.is_floating_point():
                 raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
         staged = {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
         if self._in_place:
-            self._spare = {name: torch.empty_like(each) for name, each in staged.items()}
+            spare = {name: torch.empty_like(each) for name, each in staged.items()}
             # The first call on a GPU loads the kernel, which takes longer than the copy.
-            torch._foreach_copy_(list(self._spare.values()), list(staged.values()))
+            torch._foreach_copy_(list(spare.values()), list(staged.values()))
+            self._spare = spare
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
-    def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def load(self, staged: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, torch.Tensor]:
         """Replace the model's own tensors by `staged`, without a copy if they need not keep their memory. Returns the
-        replaced tensors."""
+        replaced tensors, or nothing if they need not be kept."""
         replaced = {name: self._tensors[name].data for name in staged}
         if self._in_place and staged:
             spare, self._spare = self._spare, {}
-            kept = {name: spare[name] if name in spare else torch.empty_like(each) for name, each in replaced.items()}
-            torch._foreach_copy_(list(kept.values()), list(replaced.values()))
+            kept = {}
+            if keep:
+                kept = {name: spare[name] if name in spare else torch.empty_like(old) for name, old in replaced.items()}
+                torch._foreach_copy_(list(kept.values()), list(replaced.values()))
             torch._foreach_copy_(list(replaced.values()), list(staged.values()))
             _wait(self._device)
             return kept
         for name, tensor in staged.items():
             self._tensors[name].data = tensor
-        return replaced
+        return replaced if keep else {}
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

@@ -41,14 +41,14 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
-    # Before the first step, the folder may have the model's custom code, and the rating of the first weights.
+    # Other files there are no checkpoint: custom code of the model, and the evaluation of the first weights.
     return any((run_dir / CHECKPOINTS).glob("step-*"))
 
 
 def set_aside(run_dir: Path) -> Path:
     """Move the files of a run that never began a step into a new folder `earlier-N` in the run's folder, and return
-    the new folder. Nothing is deleted: the run's episodes may have taken hours. Logs stay in place, and so do files
-    that no role made.
+    the new folder. Nothing is deleted: the run's episodes may have taken hours. All other files, such as logs,
+    stay in place.
 
     Raises ConfigError: a file cannot be moved.
     """
@@ -56,8 +56,8 @@ def set_aside(run_dir: Path) -> Path:
     aside = next(folder for folder in folders if not folder.exists())
     try:
         aside.mkdir()
-        for name in (STORE, CHECKPOINTS, _METRICS, CONFIG_FILE, IDENTITY_FILE):
-            # A link moves as a link. The configuration moves after the store, so that an interrupted move is repeated.
+        for name in (STORE, CHECKPOINTS, _METRICS, IDENTITY_FILE, CONFIG_FILE):
+            # A link moves as a link. The configuration moves last: while it is there, the next start moves the rest.
             if os.path.lexists(run_dir / name):
                 (run_dir / name).rename(aside / name)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""The values of a run's configuration that its views show or judge by. `from_config` makes them."""
+"""The settings of a run that its views (status, dashboard, reports) show, or use to judge its health. `from_config`
+makes them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ class ViewSettings:
     - `hang_s`: the seconds of silence after which a role counts as hung;
     - `servers`: the configured number of servers; None if it is not configured;
     - `per_gpu`: the number of servers on each GPU; None if a GPU cannot have several;
-    - `keys`: the folder with the keys of clients; None if the run has no keys;
+    - `keys`: the folder of CURVE keys (network.keys); None if the run has no keys;
     - `unread`: the scores that change nothing, each with advice (see `config.unread`);
-    - `can_mask`: true if the run may train groups without their tokens that are too old.
+    - `can_mask`: true if the run may train on a group and leave out its tokens that are too old.
     """
 
     steps: int

@@ -20,8 +20,8 @@ class AgentResult:
     """The result that an agent may return.
 
     `rewards` maps the names of the environment's rewards to their values. `metrics` has up to MAX_METRICS further
-    numbers by name. `turns` has an entry for each completion, in the order in which they were answered: a reward, or
-    None for a completion without a reward. It may also be empty.
+    numbers by name. `turns` has an entry for each completion, in the order of the answers: its reward, or None.
+    `turns` may be empty.
     """
 
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -67,14 +67,20 @@ class AgentError(AsyncrlError):
 
 def checked(returned: object) -> AgentResult:
     """Read the value that an agent returned. Raises AgentError: it is not a valid result."""
-    result = returned if isinstance(returned, AgentResult) else AgentResult(returned or {})  # type: ignore[arg-type]
+    wanted = "numbers by name as its rewards, an AgentResult, or nothing"
+    given = {} if returned is None else returned
+    result = given if isinstance(given, AgentResult) else AgentResult(given)  # type: ignore[arg-type]
+    return _validated(result, f"the agent returned {returned!r:.200}; it must return {wanted}")
+
+
+def _validated(result: AgentResult, refusal: str) -> AgentResult:
+    """Check all numbers of a result. Raises AgentError: some are none, with the text `refusal`, or out of range."""
     try:
         rewards = {name: float(reward) for name, reward in result.rewards.items()}
         metrics = {name: float(value) for name, value in result.metrics.items()}
         turns = [None if reward is None else float(reward) for reward in result.turns]
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        wanted = "numbers by name as its rewards, an AgentResult, or nothing"
-        raise AgentError(f"the agent returned {returned!r:.200}; it must return {wanted}") from error
+        raise AgentError(refusal) from error
     # A comparison with nan is false, so this also refuses nan.
     if not all(abs(reward) <= LARGEST_FLOAT32 for reward in rewards.values()):
         raise AgentError(f"the agent's rewards are {rewards!s:.200}; use finite numbers, which a float32 can hold")
@@ -98,9 +104,11 @@ def read_result(body: object) -> AgentResult:
         what = f"has {', '.join(map(str, unknown))}" if isinstance(body, dict) else "is not an object"
         raise AgentError(f"the result {what:.200}; it may have rewards, metrics and turns")
     given = {name: value for name, value in body.items() if value is not None}
+    of = "rewards and metrics are objects of numbers, turns is a list of numbers and null"
+    refusal = f"the result is {body!s:.200}; {of}"
     if not all(isinstance(value, (list if name == "turns" else dict)) for name, value in given.items()):
-        raise AgentError(f"the result is {body!s:.200}; rewards and metrics are objects of numbers, turns is a list")
-    return checked(AgentResult(**given))
+        raise AgentError(refusal)
+    return _validated(AgentResult(**given), refusal)
 
 
 def error_in(body: Mapping[str, object]) -> str | None:

@@ -1,8 +1,8 @@
 """`asyncrl sft`: fine-tune the policy on the demonstrations of data.train (docs/sft.md).
 
-`learner.*` and `model.*` mean the same as in training; a step trains learner.batch_size demonstrations. Without
-learner.steps and learner.epochs, all demonstrations are trained once. Repeat the command to resume a run that was
-stopped or killed.
+`learner.*` and `model.*` mean the same as in training; a step trains on learner.batch_size demonstrations. Without
+learner.steps and learner.epochs, the policy trains once on each demonstration. Repeat the command to resume a run that
+was stopped or killed.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ def run(config: TrainConfig) -> None:
     """Check the models, render the demonstrations, and fine-tune in another process, from the newest checkpoint if
     there is one. A supervisor restarts the process after a failure.
 
-    Raises StoppedError: a signal or `asyncrl stop` came. Raises RunFailedError: the process failed too often.
+    Raises ConfigError or DataError: the start is refused. Raises StoppedError: a signal or `asyncrl stop` came. Raises
+    RunFailedError: the process failed too often.
     """
     stop, learner, run_dir = process.stop_on_signals(), config.learner, locations.run_dir(config.run)
     _refuse(run_dir, learner.nodes, config.data, config.algorithm.sft)
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
-        changes_of(values_of(config), run_dir)  # Refuse fixed keys that changed, before rendering.
+        # Rendering takes long, so a changed key that must keep its value is refused first.
+        changes_of(values_of(config), run_dir)
         for sources in filter(None, (config.data.train, config.data.eval)):
             if not any(source.startswith(ELSEWHERE) for source in sources):
                 check_columns(sources)
@@ -134,17 +136,17 @@ def _refuse(run_dir: Path, nodes: int, data: DataConfig, sft: SftConfig) -> None
     """Raises ConfigError: a setting works only in `asyncrl train`, or the folder holds a run of `asyncrl train`."""
     if nodes > 1:
         raise ConfigError(
-            f"learner.nodes={nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its number of GPUs"
+            f"learner.nodes={nodes}: fine-tuning runs on one host, by default on all its GPUs; leave the key out"
         )
     if data.dataset is not None:
-        raise ConfigError(
-            f"data.dataset={data.dataset}: fine-tuning needs files of demonstrations: name them in data.train"
-        )
+        raise ConfigError(f"data.dataset={data.dataset}: leave it out, and name files of demonstrations in data.train")
     for key, limit in (("data.limit", data.limit), ("data.eval_limit", data.eval_limit)):
         if limit is not None:
             raise ConfigError(f"{key}={limit} counts tasks, and fine-tuning reads all demonstrations: leave it out")
     if sft.path:
-        raise ConfigError("algorithm.sft.path is for `asyncrl train`: name the demonstrations in data.train")
+        raise ConfigError(
+            "algorithm.sft.path is for `asyncrl train`; leave it out, and name files of demonstrations in data.train"
+        )
     if store_folders(run_dir):
         raise ConfigError(f"{run_dir} holds a run of `asyncrl train`: choose another run.name")
 

@@ -15,7 +15,10 @@ NEUTRAL = {"top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 def _engine(source: TrlConfig) -> Iterator[Setting | str]:
     if not source["use_vllm"]:
         if source.says("use_vllm"):
-            yield "use_vllm=false: the embedded engine plays the episodes; on GPUs, engine.kind=sglang is faster"
+            yield (
+                "use_vllm=false: the embedded engine plays the episodes; for models above 0.6B parameters use "
+                "engine.kind=sglang"
+            )
         return
     yield "engine.kind", "sglang"
     yield (

@@ -19,8 +19,8 @@ def page(text: str) -> str:
 
 
 def _with_counterpart() -> Iterator[str]:
-    yield "### Words with a counterpart"
-    yield from ("| word of TRL | key here | what becomes of it |", "| --- | --- | --- |")
+    yield "### Arguments with a counterpart"
+    yield from ("| argument of TRL | key here | what becomes of it |", "| --- | --- | --- |")
     for row in ROWS:
         if row.here:
             here = row.here if row.here.startswith("`") else f"`{row.here}`"
@@ -28,8 +28,8 @@ def _with_counterpart() -> Iterator[str]:
 
 
 def _without_counterpart() -> Iterator[str]:
-    yield "### Words without a counterpart"
-    yield "The translation leaves these words out, and the report names each that your configuration sets."
+    yield "### Arguments without a counterpart"
+    yield "The translation leaves these arguments out, and the report names each that your configuration sets."
     yield ""
     yield from (f"* {', '.join(f'`{each}`' for each in row.there)}: {row.sentence}" for row in ROWS if not row.here)
 

@@ -16,6 +16,9 @@ from asyncrl.config.schema import (
 )
 from asyncrl.config.schema.cluster import POOL_KEYS, ROLES
 
+EVERY_INTERFACE = frozenset({"0.0.0.0", "::", "*"})
+ONE_HOST = "learner.nodes: learner.nodes is 1; set the first to null, or the second to the number of hosts"
+
 
 def cluster_conflicts(cluster: ClusterConfig) -> Iterator[str]:
     """The reasons why pools, hosts and roles do not fit together."""
@@ -30,15 +33,15 @@ def cluster_conflicts(cluster: ClusterConfig) -> Iterator[str]:
             "cluster.ray.address=null"
         )
     if twice := sorted({name for name in cluster.hosts if cluster.hosts.count(name) > 1}):
-        yield f"cluster.hosts: {', '.join(twice)} is listed twice, and its GPUs would count twice; name each host once"
+        yield f"cluster.hosts: listed twice, so that their GPUs would count twice: {', '.join(twice)}; name each once"
     if unreachable := [name for name in cluster.hosts if not name.strip() or name.startswith("-")]:
-        yield f"cluster.hosts: {', '.join(map(repr, unreachable))} is not the name of a host; leave it out"
+        yield f"cluster.hosts: not the name of a host: {', '.join(map(repr, unreachable))}; leave this out"
     for name, bounds in (("actors", cluster.autoscale.actors), ("scorers", cluster.autoscale.scorers)):
         if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
             yield f"cluster.autoscale.{name}: give the smallest and the largest number, such as [1, 8]"
     for name, pool in pools.items():
         if unknown := sorted(pool.keys() - set(POOL_KEYS)):
-            yield f"cluster.pools: {name} has no {unknown[0]}; use {', '.join(POOL_KEYS)}"
+            yield f"cluster.pools: the pool {name} has an unknown key {unknown[0]}; use {', '.join(POOL_KEYS)}"
         if 0 in (pool.get("nodes"), pool.get("cpus")):
             yield f"cluster.pools: {name} needs at least one node and one CPU"
     for role, name in roles.items():
@@ -49,7 +52,7 @@ def cluster_conflicts(cluster: ClusterConfig) -> Iterator[str]:
             yield f"cluster.roles: {role} is in the pool {name}, which does not exist; {known}"
     inhabited = {cluster.pool_of(role) for role in ROLES} if pools else set()
     for name in [each for each in pools if each not in inhabited]:
-        yield f"cluster.pools: no role uses the pool {name}; assign one in cluster.roles, such as {{actor: {name}}}"
+        yield f"cluster.pools: no role uses the pool {name}; give it a role in cluster.roles, such as {{actor: {name}}}"
 
 
 def colocation_conflicts(
@@ -61,6 +64,11 @@ def colocation_conflicts(
         yield (
             "engine.kind cluster.colocated: an embedded engine cannot free its memory; use sglang, or set "
             "cluster.colocated=false and replay.max_lag=0 for synchronous training"
+        )
+    elif engine.kind != "sglang":
+        yield (
+            "engine.kind cluster.colocated: only SGLang servers that the run starts can take turns with the learner; "
+            "use sglang, or set cluster.colocated=false"
         )
     elif not engine.launches:
         yield (
@@ -76,7 +84,10 @@ def colocation_conflicts(
     if weights.to_engines == "distributed":
         yield "weights.to_engines cluster.colocated: learner and actor never hold GPUs at the same time; use auto"
     if weights.into_servers == "nccl":
-        yield "weights.into_servers cluster.colocated: NCCL needs a GPU without a server; use auto"
+        yield (
+            "weights.into_servers cluster.colocated: the actor sends with NCCL from a GPU without a server, and there "
+            "is none; use auto"
+        )
     if nodes > 1:
         yield "learner.nodes cluster.colocated: learner and servers must be on one host; set 1"
     if cluster.pools and cluster.pool_of("actor") != cluster.pool_of("learner"):
@@ -89,18 +100,18 @@ def hosts_conflicts(learner: LearnerConfig, network: NetworkConfig) -> Iterator[
         yield f"learner.node learner.nodes: hosts are numbered from 0 to {learner.nodes - 1}"
     if learner.nodes == 1:
         if learner.rendezvous is not None:
-            yield "learner.rendezvous learner.nodes: there is only one host; set learner.nodes to the number of hosts"
+            yield f"learner.rendezvous {ONE_HOST}"
         if learner.interface is not None:
-            yield "learner.interface learner.nodes: there is only one host; set the first to null, or set the second"
+            yield f"learner.interface {ONE_HOST}"
         return
     host, _, port = (learner.rendezvous or "").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         yield "learner.rendezvous learner.nodes: give an address of host 0 and a free port on it, such as 10.0.0.1:5757"
-    elif not is_loopback(host) and not network.insecure:
+    elif not (is_local := is_loopback(host.strip("[]"))) and not network.insecure:
         yield f"network.insecure: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
     elif not network.replay_port:
         yield "network.replay_port learner.nodes: the other hosts must know the port; set a fixed port"
-    elif not is_loopback(host) and is_loopback(network.replay_address):
+    elif not is_local and is_loopback(network.replay_address):
         yield (
             f"{_key(network.replay_host, 'replay')} learner.rendezvous: other hosts must reach the replay; set an "
             "address of host 0"
@@ -130,11 +141,16 @@ def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> 
         if not is_loopback(address) and network.keys is None and not (network.insecure or makes_keys):
             yield f"{key}: other machines can reach this address: {KEYS_FIX}"
     first, weights = network.replay_port, network.weights_port
-    together = network.replay_address == network.learner_address
+    together = _overlap(network.replay_address, network.learner_address)
     if together and first and weights in range(first, first + shards):
         yield "network.weights_port network.replay_port: the replay listens there; name another port"
     if first + shards > 65536:
         yield "network.replay_port replay.shards: each shard takes the next port, up to 65535; lower the first key"
+
+
+def _overlap(one: str, other: str) -> bool:
+    """True if the addresses are of one interface, or one of them stands for all interfaces."""
+    return one == other or bool({one, other} & EVERY_INTERFACE) or (is_loopback(one) and is_loopback(other))
 
 
 def _key(own_host: str | None, role: str) -> str:

@@ -29,7 +29,8 @@ class ActorConfig:
     episode_timeout_s: float = option(
         3600.0,
         "seconds after which an episode fails and is tried again; the time for which it waits for its weight version, "
-        "or for a free program, session or agent, does not count",
+        "or for a free program, session or agent, does not count; an episode fails, too, if no agent requests it for "
+        "as long",
         "(0, inf)",
     )
     max_turns: int = option(8, "maximum number of assistant turns in an episode", "[1, inf)")

@@ -343,7 +343,7 @@ class DemonstrationConfig:
     weight: str = option(
         "none",
         "importance weight of a demonstration's tokens; none: 1 for every token; shaped: p / (p + gamma), where p is "
-        "the policy's probability of the token; this increases the gradient of tokens with a small p",
+        "the policy's probability of the token; its gradient is largest at p = gamma",
         choices=("none", "shaped"),
     )
     gamma: float = option(0.1, "gamma of the shaped weight", "(0, inf)")

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Folders:
-    """Versions of `run` for the servers of the actor `name`, in a new directory under `parent`.
+    """The folders of weights of `run` for the servers of the actor `name`, in a new directory under `parent`.
 
     - `write_config` adds the model's configuration to a version that this process writes.
     - The newest versions are kept, and the versions that a server is loading.
@@ -89,12 +89,12 @@ class Folders:
                 # This machine was suspended: its other actors might not have updated their directories yet.
                 return
             old = now - 2 * self._load_s
-            for other in [each for run in run_directories(self._parent, self._run) for each in run.iterdir()]:
-                if other.stat().st_mtime < old:
-                    logger.info("removing the weights that a killed actor left in %s", other)
-                    shutil.rmtree(other)
+            others = [each for run in run_directories(self._parent, self._run) for each in run.iterdir()]
         except OSError as error:
-            logger.warning("could not clean up %s and the folders next to it: %s", self.directory, error)
+            logger.warning("could not update %s, or find abandoned directories next to it: %s", self.directory, error)
+            return
+        for other in others:
+            _remove_if_older(other, old)
 
     def path(self, version: int) -> Path:
         """The folder of a version."""
@@ -160,9 +160,21 @@ class Folders:
         """Add one version at a time. Raises WeightsError: the fleet has been closed."""
         with self._lock:
             if self._closed:
-                raise WeightsError("the fleet has been closed, its folders are removed")
+                raise WeightsError("the fleet has been closed, and its folders are removed")
             yield
 
     def _prune(self) -> None:
         read = [path for path, readers in list(self._readers.items()) if readers]
         remove_older(self.directory, read)
+
+
+def _remove_if_older(directory: Path, time_stamp: float) -> None:
+    """Remove a directory that was last updated before `time_stamp`. A failure is logged."""
+    try:
+        if directory.stat().st_mtime < time_stamp:
+            logger.info("removing the weights that a killed actor left in %s", directory)
+            shutil.rmtree(directory)
+    except FileNotFoundError:
+        logger.debug("another actor has removed %s", directory)
+    except OSError as error:
+        logger.warning("could not remove the abandoned directory %s: %s", directory, error)

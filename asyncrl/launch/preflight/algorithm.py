@@ -19,7 +19,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def check_algorithm(config: TrainConfig) -> None:
-    """Raises ConfigError, with a line for each problem. No part is called."""
+    """Warn of scores that change nothing. Raises ConfigError: the parts do not fit together or to the run. No part is
+    called."""
     from asyncrl.algorithms.from_config import check, composition_of
     from asyncrl.tools.environments.classes import may_reward_turns
 
@@ -38,6 +39,7 @@ def check_algorithm(config: TrainConfig) -> None:
         raise ConfigError(
             f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives, so no episode could be "
             "trained. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
+            + _why_no_process(config)
         )
     refused = (
         *_unread_steps(config.scoring, parts),
@@ -50,6 +52,13 @@ def check_algorithm(config: TrainConfig) -> None:
     for name, advice in unread_scores(config.scoring, config.algorithm, compared).items():
         if name != "environment":  # Only an episode shows whether an environment gives rewards.
             log.warning("nothing trains on the score %s, which is only a metric: %s", name, advice)
+
+
+def _why_no_process(config: TrainConfig) -> str:
+    """The end of a refusal, if a step scorer is configured."""
+    if config.scoring.step_scorer is None:
+        return ""
+    return ". A step scorer gives process, unless scoring.shadow=true or scoring.shaping.prm_aggregation=per_step"
 
 
 def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
@@ -87,11 +96,11 @@ def _unread_model(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
 
 def _unused_weight(algorithm: AlgorithmConfig, data: DataConfig) -> Iterator[str]:
     """Yield a refusal of the weight of demonstrations if no task has a demonstration."""
-    # No check of combinations: a program with verl's operators may add demonstrations itself.
+    # config/checks cannot refuse this, since a program with verl's operators may add demonstrations itself.
     weight = algorithm.demonstration.weight
     if weight != "none" and data.demonstration is None:
         yield (
-            f"algorithm.demonstration.weight={weight}: no task has a demonstration. Name their column in "
-            "data.demonstration, or set the weight to none; demonstrations of algorithm.sft.path have "
-            "algorithm.sft.weight"
+            f"algorithm.demonstration.weight={weight}: no task has a demonstration. Name the column of "
+            "demonstrations in data.demonstration, or set the weight to none; demonstrations of algorithm.sft.path "
+            "have algorithm.sft.weight"
         )

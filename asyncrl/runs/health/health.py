@@ -58,9 +58,6 @@ LARGEST_KL = {
 FAR_MISMATCH = 1.0
 """A mismatch of engine and learner above this number of nats a token gets a warning for a single step. Data of
 older versions rarely explains so much."""
-FALL_FROM_BEST = 1.5
-"""A held-out result counts as fallen from its best one if the difference is this many times its noise. The best of many
-evaluations is better than the others by chance, too."""
 OLD_DATA = 4.0
 """From this mean age on, in versions, data can be the reason for a fall."""
 KL_NAMES = {
@@ -276,14 +273,14 @@ def malformed_calls(seen: Evidence) -> Finding | None:
 
 
 def worse_held_out(seen: Evidence) -> Finding | None:
-    """The last held-out result is below the first by more than one standard error of the difference (if the error is
-    unknown, by any difference), or far below the best."""
+    """The last held-out result is far below the best, or below the first by more than one standard error of the
+    difference. If the error is unknown, any difference to the first counts."""
     for name in ("accuracy", "outcome"):
         trend, best = (of(seen.evaluations, f"eval/{name}") for of in (trends.of_evaluations, trends.since_best))
-        if trend is not None and trend.first - trend.last > (trend.noise / 2 if trend.noise < 1 else 0):
-            fallen, since = trend, "first"
-        elif best is not None and best.first - best.last > FALL_FROM_BEST * best.noise:
+        if best is not None and best.way == "down":
             fallen, since = best, "best"
+        elif trend is not None and trend.first - trend.last > (trend.noise / 2 if trend.noise < 1 else 0):
+            fallen, since = trend, "first"
         else:
             continue
         step = seen.evaluations[-1]["step"]
@@ -304,7 +301,7 @@ def _age_of_data(seen: Evidence) -> str:
         return ""
     return (
         f". Old data may be the reason, too: they were {fmean(ages):.1f} versions old on average. A smaller "
-        "replay.max_lag or another correction helps against this (docs/studies.md)"
+        "replay.max_lag or another correction may help (docs/studies.md)"
     )
 
 

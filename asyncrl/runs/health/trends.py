@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, sqrt
+from math import inf, log, sqrt
 from statistics import fmean
 
 from asyncrl.runs.health.evidence import MOST_STEPS
@@ -17,8 +17,8 @@ LARGEST = 1e100
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A value at the beginning and at the end. `noise` is two standard errors of the difference; infinite if it is
-    unknown."""
+    """A value at the beginning and at the end. Chance rarely explains a difference above `noise`, which is usually two
+    standard errors of the difference; infinite if it is unknown."""
 
     first: float
     last: float
@@ -63,9 +63,14 @@ def of_evaluations(rows: Sequence[Row], name: str) -> Trend | None:
 
 
 def since_best(rows: Sequence[Row], name: str) -> Trend | None:
-    """The same from the evaluation with the largest share on."""
+    """The trend from the evaluation with the largest share on. The best of many evaluations is better than the others
+    by chance, too, so its noise grows with their number."""
     known = _with(rows, name)
-    return _between(max(known, key=lambda row: float(row[name])), known[-1], name) if known else None
+    if not known:
+        return None
+    trend = _between(max(known, key=lambda row: float(row[name])), known[-1], name)
+    # The largest of n normal errors is about sqrt(2 ln n) standard errors.
+    return replace(trend, noise=trend.noise * (1 + sqrt(log(len(known)) / 2)))
 
 
 def _with(rows: Sequence[Row], name: str) -> list[Row]:

@@ -34,8 +34,8 @@ ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 OFF = {"enforce_eager": "--disable-cuda-graph", "enable_prefix_caching": "--disable-radix-cache"}
-"""Maps keys of verl to options that turn a feature of SGLang off. `enforce_eager` does so if it is true, the other key
-if it is false."""
+"""Maps keys of verl to options that turn a feature of SGLang off. `enforce_eager=true` and
+`enable_prefix_caching=false` become the option."""
 OPTIONS = {
     "max_num_seqs": "--max-running-requests",
     "max_model_len": "--context-length",
@@ -77,8 +77,8 @@ def _memory(source: VerlConfig) -> Iterator[Setting | str]:
         return
     yield "engine.server.memory", share
     yield (
-        f"{ROLLOUT}.gpu_memory_utilization={share}: in verl the learner uses the rest of the GPU; without "
-        "cluster.colocated=true a server has the GPU to itself, so set engine.server.memory=null"
+        f"{ROLLOUT}.gpu_memory_utilization={share}: in verl the learner uses the rest of the GPU; here a "
+        "server has the whole GPU, so set engine.server.memory=null unless cluster.colocated=true"
     )
 
 
@@ -92,7 +92,10 @@ def _arguments(source: VerlConfig) -> Iterator[Setting | str]:
     for name, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
         flag = f"--{name.replace('_', '-')}"
         if "." in name or name in OF_VERL or value is False or isinstance(value, Mapping):
-            yield f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out; engine.server.arguments takes options of SGLang"
+            yield (
+                f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out, since it is false, a section, or an option that "
+                "SGLang lacks; name SGLang's option in engine.server.arguments"
+            )
         elif value is not None:
             given = [] if value is True else value if isinstance(value, list) else [value]
             words += [flag, *map(str, given)]
@@ -117,6 +120,11 @@ def _validation(source: VerlConfig) -> Iterator[Setting | str]:
     if sampled and attempts == 1:
         yield f"{VALIDATION}.do_sample=true: a single attempt is greedy here; set learner.eval_attempts to 2 or more"
     training = source[f"{ROLLOUT}.temperature"]
+    if attempts > 1 and not sampled:
+        yield (
+            f"{VALIDATION}.n={attempts}: several attempts are sampled at actor.temperature={training}, while verl "
+            "decodes them greedily without do_sample=true; set learner.eval_attempts=1 for a greedy attempt"
+        )
     if sampled and attempts > 1 and source[f"{VALIDATION}.temperature"] != training:
         yield (
             f"{VALIDATION}.temperature={source[f'{VALIDATION}.temperature']}: attempts are sampled at "
@@ -131,7 +139,7 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     if loops := loop_options(source):
         turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"]
         yield from {"actor.agent": "verl", "actor.agent_options": loops}.items()
-        yield "actor.max_turns", turns or UNBOUNDED_TURNS
+        yield from _limit_of_turns(turns)
         yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
         yield from wrong_loops(source)
         return
@@ -149,15 +157,19 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
                 )
         return
     turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"] or source[f"{TURNS}.max_user_turns"]
-    yield "actor.max_turns", turns or UNBOUNDED_TURNS
-    if not turns:
-        yield f"{TURNS} sets no number of turns: actor.max_turns is {UNBOUNDED_TURNS}"
+    yield from _limit_of_turns(turns)
     yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
     yield "actor.tool_call_format", FORMATS.get(source[f"{TURNS}.format"], "auto")
     if source[f"{TURNS}.format"] not in FORMATS:
         yield f"{TURNS}.format={source[f'{TURNS}.format']}: actor.tool_call_format is auto, the chat template's format"
     yield from tool_settings(TURNS, source[f"{TURNS}.tool_config_path"], source[f"{TURNS}.function_tool_path"])
     yield from _interactions(source)
+
+
+def _limit_of_turns(turns: int | None) -> Iterator[Setting | str]:
+    yield "actor.max_turns", turns or UNBOUNDED_TURNS
+    if not turns:
+        yield f"{TURNS} sets no number of turns: actor.max_turns is {UNBOUNDED_TURNS}"
 
 
 def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
@@ -182,8 +194,8 @@ def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
     if any(user["class_name"] == ANSWER_CHECKER for user in users.values()):
         yield f"{key}: verl's Gsm8kInteraction is {ANSWER_CHECKER} here"
     yield (
-        f"{key}: the policy's last turn is scored too, while verl ends the episode before that score. "
-        "scoring.shaping.environment_weight adds the scores to the reward, as a reward function must do in verl"
+        f"{key}: the policy's last turn gets a score here; verl ends the episode before it scores this turn. "
+        "scoring.shaping.environment_weight adds the scores to the reward; in verl your reward function must add them"
     )
 
 
@@ -282,7 +294,7 @@ ROWS = (
         "`actor.max_user_turns`",
         None,
         "The same value, if there are interactions. It also becomes `actor.max_turns` if `max_assistant_turns` and "
-        "`max_turns` are null.",
+        "`max_turns` are null, except with an agent loop of yours.",
     ),
     used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name of `max_assistant_turns`."),
     used(
@@ -290,7 +302,7 @@ ROWS = (
         "`actor.verl_tools`",
         None,
         "The classes in the file are used unchanged, if the packages that they import are installed. verl's sandbox "
-        "tool becomes `python`, its search tool `search`, and its MCP servers become `actor.mcp_servers`.",
+        "tool becomes `python`, verl's search tool `search`, and the file's MCP servers become `actor.mcp_servers`.",
     ),
     used(
         f"{TURNS}.function_tool_path",
@@ -324,7 +336,7 @@ ROWS = (
         TURNS,
         "use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
         "completion_callback tokenization_mode enable_tokenization_sanity_check",
-        "The tokens of a later turn are appended to the sampled tokens; `actor.history` changes that.",
+        "Each turn continues the exact tokens of the turns before it; `actor.history` changes that.",
     ),
     made(
         f"{VALIDATION}.n",
@@ -333,7 +345,7 @@ ROWS = (
         "A single attempt is greedy; several attempts are sampled at `actor.temperature`.",
         _validation,
     ),
-    used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "A single attempt is always greedy."),
+    used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "One attempt is greedy, several are sampled."),
     used(f"{VALIDATION}.temperature", "`actor.temperature`", 0, "Evaluation uses `actor.temperature`."),
     used(f"{VALIDATION}.top_p", "", 1.0, "Evaluation samples from the whole distribution."),
     used(f"{VALIDATION}.top_k", "", -1, "It is treated like `top_p`."),
@@ -361,7 +373,7 @@ ROWS = (
         f"{ROLLOUT}.enable_rollout_routing_replay",
         "`engine.return_routed_experts`",
         False,
-        "The same value, but always true if `actor.router_replay.mode` is `R3`.",
+        "The same value, but always true if `actor_rollout_ref.actor.router_replay.mode` is `R3`.",
         _routed_experts,
     ),
     used(

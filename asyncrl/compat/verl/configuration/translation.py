@@ -15,7 +15,7 @@ from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.table import TABLE, row_of
 
 CLASS = "_target_"
-"""A key that names the class that verl creates from a section."""
+"""A key that names the class of the object that verl makes from a section."""
 DEFAULTS: Mapping[str, Any] = {key: value for row in TABLE for key, value in row.defaults.items()}
 """verl's default values."""
 USUAL: Mapping[str, tuple[Any, ...]] = {
@@ -29,7 +29,8 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
     **{f"actor_rollout_ref.actor.{engine}.router_replay.mode": ("disabled",) for engine in ("megatron", "veomni")},
     "reward.reward_manager.name": ("dapo",),
 }
-"""Further values that need no line although they change nothing: mostly verl's defaults for its other engines."""
+"""Further values that the report leaves out although they change nothing: mostly verl's defaults for its other
+engines."""
 _VERL = Table(TABLE, row_of, "verl", "verl 0.9's ppo_trainer.yaml")
 
 
@@ -38,7 +39,8 @@ def translate(given: Section) -> Translated:
     source, recipe = _read(given), recipe_of(given)
     settings, differs = _made(source)
     left = [key for key in source.given if not key.endswith(CLASS) and not _is_passed_on(key, settings)]
-    idle = [key for key in _changed(given, recipe, source) if key in left and _is_idle(key, given, settings, differs)]
+    changed = [key for key in _changed(given, recipe, source) if key in left]
+    idle = _without_effect(changed, given, settings, differs)
     return _VERL.translated(source, left, settings, differs, idle)
 
 
@@ -67,8 +69,8 @@ def _made(source: VerlConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def _changed(given: Section, recipe: Section, source: VerlConfig) -> Iterator[str]:
-    """The given keys with a counterpart whose values differ from verl's defaults. A reference to another key does not
-    count."""
+    """The given keys that have a counterpart, and a value that is neither verl's default, nor the recipe's, nor in
+    USUAL. A reference to another key does not count."""
     for key, written in leaves(given):
         row = row_of(key)
         if row is None or row.is_without or is_reference(written) or (value := source.values.get(key)) is None:
@@ -79,13 +81,22 @@ def _changed(given: Section, recipe: Section, source: VerlConfig) -> Iterator[st
             yield key
 
 
-def _is_idle(key: str, given: Section, settings: Mapping[str, Any], differs: Sequence[str]) -> bool:
-    """True if the configuration without this key becomes the same settings and lines."""
-    return _made(_read(without(given, key))) == (settings, differs)
+def _without_effect(
+    keys: Sequence[str], given: Section, settings: Mapping[str, Any], differs: Sequence[str]
+) -> list[str]:
+    """Return the `keys` that can all be left out of the configuration without a change of settings and lines."""
+    idle, rest = [], given
+    for key in keys:
+        shorter = without(rest, key)
+        # Of two keys that ask for the same thing, only the first can be left out.
+        if _made(_read(shorter)) == (settings, differs):
+            idle.append(key)
+            rest = shorter
+    return idle
 
 
 def _is_own(key: str) -> bool:
-    """True if the key is in the section `data`, but verl does not define it."""
+    """True for a key directly in the section `data` that verl does not define."""
     return key.startswith("data.") and key.count(".") == 1 and row_of(key) is None
 
 
@@ -97,7 +108,7 @@ def _is_passed_on(key: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _renamed(given: Section) -> Section:
-    """The configuration with older keys renamed to their newer names."""
+    """The configuration with the values of older keys copied to their newer names, which they override."""
     content = copy.deepcopy(given)
     for row in TABLE:
         if row.alias_of and (value := written_at(given, row.there[0])) is not None:
