@@ -239,13 +239,22 @@ class EmbeddedEngine:
         """Run `call` in the engine's thread. Raises the errors of `call`."""
         self._check_open()
         done: Future[None] = Future()
-        self._commands.put(partial(_finish, done, call))
-        try:
-            await asyncio.wrap_future(done)
-        finally:
-            # An error refers to this frame, and `done` to the error. Such a cycle would keep the copies of weights in
-            # `call` until Python's next garbage collection, which may be minutes away.
-            del done, call
+        # An error refers to this frame. If `done` had the error, both would keep the weights in `call` until Python's
+        # next garbage collection, which may be minutes away.
+        failures: list[EngineError | WeightsError] = []
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    call()
+                except (EngineError, WeightsError) as error:
+                    failures.append(error.with_traceback(None))
+                done.set_result(None)
+
+        self._commands.put(run)
+        await asyncio.wrap_future(done)
+        if failures:
+            raise failures.pop()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -366,16 +375,6 @@ class EmbeddedEngine:
             else:
                 error = EngineError(f"version {self._version} gives logits that are not finite")
                 self._scheduler.fail(slot.request, error)
-
-
-def _finish(done: Future[None], call: Callable[[], None]) -> None:
-    """Run `call`, and give its end to `done`: its error without a traceback, whose frames keep their variables."""
-    if done.set_running_or_notify_cancel():
-        try:
-            call()
-            done.set_result(None)
-        except (EngineError, WeightsError) as error:
-            done.set_exception(error.with_traceback(None))
 
 
 def _precision(dtype: str | None, model: Any) -> str:

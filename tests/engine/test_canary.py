@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -203,3 +205,26 @@ async def test_what_a_bad_version_left_in_a_half_computed_prompt_spoils_no_later
             assert_exact({2: good}, start, got, 1.0)
         if not cancelled:
             assert_exact({2: good}, long, await call, 1.0)
+
+
+@pytest.mark.parametrize("static", [False, True])
+async def test_the_copies_of_a_refused_update_are_freed_at_once(static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of a GPU must not wait for a garbage collection, which an actor seldom makes."""
+    copies: list[weakref.ref[torch.Tensor]] = []
+
+    def remembered(staged: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        swapped = {name: each.clone() for name, each in swapped_layers(staged).items()}
+        copies.extend(map(weakref.ref, swapped.values()))
+        return swapped
+
+    async with serving(tiny_model(1), static=static) as engine:
+        spoil_next(monkeypatch, engine, remembered)
+        newer = tiny_model(2)
+        gc.disable()
+        try:
+            with pytest.raises(CanaryError):
+                await engine.update_weights(1, parameters(newer), canary_check(newer, 1))
+            assert copies
+            await async_until(lambda: all(each() is None for each in copies))
+        finally:
+            gc.enable()
