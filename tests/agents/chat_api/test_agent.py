@@ -414,6 +414,8 @@ async def test_metrics_of_an_agent_are_averaged_and_are_no_rewards() -> None:
         (AgentResult(metrics={f"m{number}": 0.0 for number in range(MAX_METRICS + 1)}), "33 metrics"),
         (AgentResult(metrics={"x": "many"}), "must return numbers by name"),
         (0.5, "must return numbers by name"),
+        (0.0, "must return numbers by name"),
+        (False, "must return numbers by name"),
     ],
 )
 async def test_what_an_agent_must_not_return_fails_the_episode_with_the_reason(returned: Any, reason: str) -> None:

@@ -128,8 +128,8 @@ def test_a_stopped_fine_tuning_that_resumes_ends_with_the_same_bits(
     ("change", "why"),
     [
         ({"learner.nodes": 2}, "fine-tuning runs on one host"),
-        ({"data.dataset": "my.Set"}, "fine-tuning needs files of demonstrations"),
-        ({"algorithm.sft.path": ["x"]}, "name the demonstrations in data.train"),
+        ({"data.dataset": "my.Set"}, "name files of demonstrations in data.train"),
+        ({"algorithm.sft.path": ["x"]}, "leave it out, and name files of demonstrations"),
     ],
 )
 def test_what_only_a_training_can_do_is_refused(change: dict[str, Any], why: str, model: Path, tmp_path: Path) -> None:

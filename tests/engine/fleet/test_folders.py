@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +61,25 @@ def test_what_a_killed_actor_left_goes_once_no_server_can_be_loading_it(tmp_path
     untouched_for(left, 3 * LOAD_S)
     folders.tend()
     assert list(tmp_path.glob("*/*")) == [folders.directory]
+
+
+def test_a_directory_that_cannot_be_removed_keeps_no_other_from_its_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [killed_actor(tmp_path) for _ in range(3)]
+    for each in left:
+        untouched_for(each, 3 * LOAD_S)
+    remove = shutil.rmtree
+
+    def fails_once(path: Path) -> None:
+        if path == left[1]:
+            raise PermissionError("no")
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", fails_once)
+    folders = actor(tmp_path)
+    folders.tend()
+    assert set(tmp_path.glob("*/*")) == {folders.directory, left[1]}
 
 
 def test_a_living_actors_folders_stay_however_long_no_version_comes(tmp_path: Path) -> None:

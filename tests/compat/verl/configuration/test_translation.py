@@ -252,7 +252,7 @@ def test_interactions_become_simulated_users(tmp_path: Path) -> None:
     }
     assert (config.actor.max_turns, config.actor.max_user_turns) == (5, 3)
     assert has(report, "verl's Gsm8kInteraction is asyncrl.commands.demo.AnswerChecker here")
-    assert has(report, "the policy's last turn is scored too")
+    assert has(report, "the policy's last turn gets a score here")
     load_interactions({"gsm8k": config.actor.interactions["gsm8k"]})
     _, report = loaded("multi_turn.yaml", tmp_path, [f"{turns}.interaction_config_path=nowhere.yaml"])
     assert has(report, "interaction_config_path=nowhere.yaml: there is no such file")

@@ -98,6 +98,25 @@ def test_a_value_that_other_values_hide_is_told_with_what_it_is_for() -> None:
     assert not translate(read_verl(None, ["algorithm.adv_estimator=gae", "algorithm.lam=0.9"], {})).idle
 
 
+def test_of_two_keys_that_ask_for_the_same_only_one_can_be_left_out() -> None:
+    words = [
+        "actor_rollout_ref.rollout.multi_turn.enable=true",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+    ]
+    assert len(translate(read_verl(None, words, {})).idle) == 1
+
+
+def test_several_greedy_attempts_of_verl_are_said_to_be_sampled() -> None:
+    of_validation = "actor_rollout_ref.rollout.val_kwargs"
+    said = "several attempts are sampled at actor.temperature"
+    greedy = translate(read_verl(None, [f"{of_validation}.n=4"], {}))
+    assert greedy.settings["learner.eval_attempts"] == 4
+    assert any(said in line for line in greedy.differs)
+    sampled = translate(read_verl(None, [f"{of_validation}.n=4", f"{of_validation}.do_sample=true"], {}))
+    assert not any(said in line for line in sampled.differs)
+    assert not any("do_sample" in line for line in sampled.idle)
+
+
 def test_a_batch_of_the_data_loader_is_no_oversampling() -> None:
     words = ["data.gen_batch_size=512", "data.train_batch_size=128"]
     plain = translate(read_verl(None, words, {}))
