@@ -82,19 +82,30 @@ def conditions(study: Study, rows: Sequence[Row]) -> str:
     """The conditions of the measurement, from the rows of all runs."""
     runs = {row["fingerprint"]: row for row in rows}.values()
     seeds = sorted({row["seed"] for row in runs})
-    machines = sorted({f"{row['machine']} ({row['parallel']} runs at a time)" for row in runs})
+    together = {1: "one run"}
+    machines = sorted(
+        {
+            f"{row['machine']} ({together.get(row['parallel'], str(row['parallel']) + ' runs')} at a time)"
+            for row in runs
+        }
+    )
     dates = sorted({row["date"] for row in runs})
     sizes = ", ".join(sorted({f"{row['steps']} steps of {row['batch']} trajectories" for row in runs}))
     rungs = ", ".join(sorted({f"`{row['rung']}`" for row in runs}))
     compared = ", ".join(f"`{factor}` {level}" for factor, level in study.baseline.items())
     gain = f" A gain is a run's mean accuracy less that of the run with {compared}, the same seed and the same policy."
     return (
-        f"Task {rungs}; {sizes}; target {study.target:g}; seeds "
+        f"{'Experiment' if study.experiment else 'Task'} {rungs}; {sizes}; target {study.target:g}; seeds "
         f"{', '.join(map(str, seeds))}; {len(runs)} runs. Measured on {' to '.join({dates[0]: 0, dates[-1]: 0})} with "
         f"{'; '.join(machines)}. "
-        "Each figure is the median over the seeds, in parentheses the least and the greatest."
+        "Each figure is the median over the seeds, in parentheses the least and the greatest. A run has collapsed if "
+        "its last accuracy is at most half of its best one, and clearly below it."
         f"{gain if compared else ''}"
     )
+
+
+def _runs(count: int) -> str:
+    return "one run" if count == 1 else f"{count} runs"
 
 
 def failures(cells: Sequence[Cell]) -> str:

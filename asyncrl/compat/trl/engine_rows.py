@@ -72,7 +72,12 @@ ROWS: tuple[Row, ...] = (
         "True becomes SGLang servers that the run starts, on other GPUs than the learner's.",
         _engine,
     ),
-    used("vllm_mode", "`cluster.colocated`", "colocate", "The report says how learner and servers can share GPUs."),
+    used(
+        "vllm_mode",
+        "`cluster.colocated`",
+        "colocate",
+        "Left out. The report says how they can share GPUs.",
+    ),
     made(
         "vllm_gpu_memory_utilization",
         "`engine.server.memory`",

@@ -223,7 +223,8 @@ ROWS: tuple[Row, ...] = (
     none(
         "",
         "dataset_streaming streaming test_split_size ignore_bias_buffers",
-        "`data.keep_in_memory=false` reads rows from a file. Name held-out tasks in `data.eval`.",
+        "`data.keep_in_memory=false` reads rows from a file. Name held-out tasks in `data.eval`. "
+        "Buffers need no setting.",
     ),
     none(
         "",

@@ -244,7 +244,7 @@ ROWS: tuple[Row, ...] = (
     made("adam_beta1", "`learner.betas`", 0.9, "The first of the two.", _betas),
     used("adam_beta2", "`learner.betas`", 0.999, "The second of the two."),
     same("weight_decay", "learner.weight_decay", 0.0),
-    made("max_grad_norm", "`learner.max_grad_norm`", 1.0, "0 becomes 1.", _norm),
+    made("max_grad_norm", "`learner.max_grad_norm`", 1.0, "0 becomes 1, since gradients are always clipped.", _norm),
     made(
         "lr_scheduler_type",
         "`learner.schedule`, `learner.lr_floor`",
@@ -346,7 +346,7 @@ OTHERS: tuple[Row, ...] = (
         "logging_strategy logging_first_step logging_dir log_on_each_node logging_nan_inf_filter log_level "
         "log_level_replica disable_tqdm include_num_input_tokens_seen include_tokens_per_second trackio_space_id "
         "trackio_bucket_id trackio_static_space_id skip_memory_metrics debug",
-        "Every step is logged.",
+        "Every step is logged. The log goes to the console and to the run's folder.",
     ),
     none(
         "",
