@@ -8,9 +8,10 @@ turns of 20 to 60 sampled tokens, and 20 tokens of a tool's result between two t
 
 Rates are of `--seconds` after a warm-up. Then the weights change under load, with a canary. `stop` is the time from the
 end of the last pass with old weights until the next pass may start. The memory is what torch has taken from the GPU,
-once the engine is open and after the last change of weights; weights and cache are the least that it needs. `--busy-ms`
-adds processor time to each turn in the thread of the episodes, as a real actor does: both threads share Python's
-interpreter lock.
+once the engine is open and after the last change of weights; weights and cache are the least that it needs.
+
+`--busy-ms` adds processor time to each turn in the thread of the episodes, as a real actor does: both threads share
+Python's interpreter lock.
 
     python -m benchmarks.engine_gpu --shapes 135M 0.6B --slots 512 256
 """

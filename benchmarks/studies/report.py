@@ -82,13 +82,7 @@ def conditions(study: Study, rows: Sequence[Row]) -> str:
     """The conditions of the measurement, from the rows of all runs."""
     runs = {row["fingerprint"]: row for row in rows}.values()
     seeds = sorted({row["seed"] for row in runs})
-    together = {1: "one run"}
-    machines = sorted(
-        {
-            f"{row['machine']} ({together.get(row['parallel'], str(row['parallel']) + ' runs')} at a time)"
-            for row in runs
-        }
-    )
+    machines = sorted({f"{row['machine']} ({_runs(row['parallel'])} at a time)" for row in runs})
     dates = sorted({row["date"] for row in runs})
     sizes = ", ".join(sorted({f"{row['steps']} steps of {row['batch']} trajectories" for row in runs}))
     rungs = ", ".join(sorted({f"`{row['rung']}`" for row in runs}))

@@ -149,7 +149,7 @@ def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> 
 
 
 def _overlap(one: str, other: str) -> bool:
-    """True if the addresses are of one interface, or one of them stands for all interfaces."""
+    """True if the addresses are of one interface, or one of them means all interfaces."""
     return one == other or bool({one, other} & EVERY_INTERFACE) or (is_loopback(one) and is_loopback(other))
 
 

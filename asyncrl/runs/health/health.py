@@ -59,7 +59,7 @@ FAR_MISMATCH = 1.0
 """A mismatch of engine and learner above this number of nats a token gets a warning for a single step. Data of
 older versions rarely explains so much."""
 OLD_DATA = 4.0
-"""From this mean age on, in versions, data can be the reason for a fall."""
+"""The smallest mean age of data, in versions, that can be the reason for a fall."""
 KL_NAMES = {
     "kl_reference": "the KL to the reference (kl_reference)",
     "update/k3": "the KL of an update (update/k3)",

@@ -215,7 +215,7 @@ async def test_the_mean_of_metrics_whose_sum_is_not_finite_is_written():
         ('print(\'{"error": "the site is down"}\')', "the agent's program reports: the site is down"),
         ("print('{\"reward\": 1}')", "the result has reward; it may have rewards, metrics and turns"),
         ("print('{\"rewards\": [1]}')", "rewards and metrics are objects of numbers"),
-        ("print('{\"turns\": [\"x\"]}')", "turns is a list of numbers and null"),
+        ('print(\'{"turns": ["x"]}\')', "turns is a list of numbers and null"),
         ('print(\'{"rewards": {"a": "x"}}\')', "rewards and metrics are objects of numbers"),
         ("print('{\"turns\": [NaN]}')", "rewards of turns are .*use finite numbers"),
         ("print('{\"turns\": [1.0]}')", "there are 1 rewards of turns for 0 completions"),
