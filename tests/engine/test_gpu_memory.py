@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
+from asyncrl.engine.graphed import passes
 from asyncrl.engine.graphed.capture import capture
 from asyncrl.engine.own_weights import OwnWeights
 from tests.engine.support import tiny_model
@@ -37,3 +41,16 @@ def test_graphs_of_one_pool_and_stream_share_the_memory_of_intermediate_results(
         graphs.append(capture(compute, pool, stream))
         taken.append(torch.cuda.memory_reserved())
     assert taken[0] < taken[1] == taken[2] == taken[3]
+
+
+def test_an_engine_records_all_its_graphs_in_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[torch.cuda.Stream] = []
+
+    def remembered(function: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> Callable[[], None]:
+        streams.append(stream)
+        return capture(function, pool, stream)
+
+    monkeypatch.setattr(passes, "capture", remembered)
+    passes.GraphedPasses(tiny_model().cuda(), 4, 64, 32)
+    assert len(streams) > 1
+    assert all(each is streams[0] for each in streams)
