@@ -187,7 +187,8 @@ def use_slot_attention(model: Any, cache: SlotCache) -> None:
     positions = getattr(config, "max_position_embeddings", None) or cache.length
     if positions < cache.length:
         raise ConfigError(
-            f"engine.max_length is {cache.length}, the model has {positions} positions; lower engine.max_length"
+            f"engine.max_length is {cache.length}, the model has {positions} positions; lower actor.max_tokens, and "
+            "engine.max_length if it is set"
         )
     plain = config._attn_implementation
     try:

@@ -212,14 +212,18 @@ def found_or_rendered(
     tokenizer: Path,
     render: Callable[[DemonstrationFile], RenderedDemonstrations],
     stop: threading.Event | None = None,
+    further: Sequence[Path] = (),
+    settings: str = "",
 ) -> RenderedDemonstrations:
     """Read the rendered demonstrations in `folder`, or render them into it.
 
-    They are rendered if the folder lacks them, or if `sources` or the files in the folder `tokenizer` have changed
-    since they were rendered. Raises DataError for the reasons of `render` and `DemonstrationFile`; StoppedError: `stop`
-    was set meanwhile.
+    They are rendered if the folder lacks them, or if `sources`, the files in the folder `tokenizer`, the `further`
+    files or the `settings` have changed since they were rendered.
+
+    Raises DataError for the reasons of `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
     """
-    made_from = _digest_of([*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer)])
+    files = [*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer), *further]
+    made_from = _digest_of(files, settings)
     if folder.exists():
         try:
             if (found := read_rendered(folder)).made_from == made_from:
@@ -236,10 +240,10 @@ def _files_of_tokenizer(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("*")) if path.suffix in _OF_TOKENIZERS and path.is_file()]
 
 
-def _digest_of(files: Iterable[Path]) -> str:
-    """A digest of the files' names and contents. The contents are read because sizes alone would not show every
-    change."""
-    digest = xxh3_128()
+def _digest_of(files: Iterable[Path], settings: str) -> str:
+    """A digest of the settings, and of the files' names and contents. The contents are read because sizes alone would
+    not show every change."""
+    digest = xxh3_128(settings.encode())
     for path in files:
         digest.update(path.name.encode(errors="surrogateescape"))
         with path.open("rb") as file:

@@ -30,4 +30,7 @@ def prepare_demonstrations(
     def render(file: DemonstrationFile) -> RenderedDemonstrations:
         return render_file(open_chat(config), file, Offer(config.actor).always, run.max_tokens, overlong, stop)
 
-    return found_or_rendered(run.folder(sources), sources, tokenizer, render, stop)
+    template, actor = config.model.chat_template, config.actor
+    further = [Path(template)] if template is not None and "{" not in template and Path(template).is_file() else []
+    settings = repr([actor.end_tokens, actor.mcp_servers])
+    return found_or_rendered(run.folder(sources), sources, tokenizer, render, stop, further, settings)

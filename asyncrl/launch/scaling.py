@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
 
+from asyncrl.config.locations import refuse_fine_tuning
 from asyncrl.config.schema.cluster import MOST
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.ownership import NotRunningError
@@ -45,12 +46,15 @@ class Scaler:
     def update(self) -> None:
         """Serve a wish, if there is one. Called at every poll of the supervisor."""
         try:
-            text = self._wish.read_text()
+            content = self._wish.read_bytes()
             self._wish.unlink()
         except FileNotFoundError:
             return
+        except OSError as error:
+            log.warning("%s cannot be read, so `asyncrl scale` gets no answer: %s", self._wish, error)
+            return
         try:
-            wish = json.loads(text)
+            wish = json.loads(content)
             name, counts = wish["id"], dict(wish["counts"])
         except (ValueError, KeyError, TypeError) as error:
             log.warning("removed %s, which `asyncrl scale` did not write: %r", self._wish, error)
@@ -79,6 +83,8 @@ def parse_counts(words: Sequence[str]) -> dict[str, int]:
         name, _, number = word.partition("=")
         if name not in SCALED or not number.isdecimal() or not 1 <= int(number) <= MOST:
             problems.append(f"{word}: write {' or '.join(f'{each}=N' for each in SCALED)}, with N from 1 to {MOST:,}")
+        elif name in counts:
+            problems.append(f"{word}: {name} is given twice; keep one of the two")
         else:
             counts[name] = int(number)
     if problems:
@@ -122,6 +128,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to wait for the answer (30)")
     given = parser.parse_args(argv)
     run_dir, counts = require_run(given.run).folder, parse_counts(given.counts)
+    refuse_fine_tuning(run_dir)
     if owner_of(run_dir) is None:
         raise NotRunningError(
             f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` continues it"

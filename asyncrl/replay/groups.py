@@ -74,8 +74,10 @@ class OpenGroups:
         if tx.counter("committed") + uses > self._pace.capacity(tx):
             return False
         if tx.live_bytes() > self._settings.high_water_bytes:
-            less = "replay.retention" if self._settings.keeps_all else "learner.checkpoint_every and keep_checkpoints"
-            self._full.say(f"raise replay.max_store_gb, or keep less ({less}), then resume the run")
+            less = "learner.checkpoint_every or learner.keep_checkpoints"
+            if self._settings.keep_steps:
+                less = "replay.retention" if self._settings.keeps_all else "replay.retention_steps"
+            self._full.say(f"raise replay.max_store_gb, or keep less (lower {less}), then resume the run")
             return False
         name, row = self._next(tx)
         tx.add("committed", uses)

@@ -46,8 +46,8 @@ class Environment:
     - `cores` is the number of cores that the process may use.
     - `memory` is the memory of the host in bytes.
     - `gpus` has a line for each GPU: its name and its memory.
-    - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files in it differ from the commit. It is
-      empty if asyncrl was not started from a checkout.
+    - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files in it differ from the commit, or by
+      `+unknown` if git did not say so in time. It is empty if asyncrl was not started from a checkout.
     - `packages` maps the name of each package of PACKAGES that is installed to its version.
     """
 
@@ -125,16 +125,19 @@ def _commit(checkout: Path) -> str:
         return ""
     commit = _git(checkout, "rev-parse", "HEAD")
     changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if commit and changed else commit
+    if not commit:
+        return ""
+    return f"{commit}+unknown" if changed is None else f"{commit}+changes" if changed else commit
 
 
-def _git(checkout: Path, *arguments: str) -> str:
+def _git(checkout: Path, *arguments: str) -> str | None:
+    """The output of git; None if it failed, or took longer than GIT_S."""
     command = ["git", "-C", str(checkout), *arguments]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return output.stdout.strip() if output.returncode == 0 else ""
+        return None
+    return output.stdout.strip() if output.returncode == 0 else None
 
 
 def _cpu() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import shutil
@@ -28,6 +29,8 @@ from asyncrl.machine.child import Guarded
 from asyncrl.machine.finishing import finish
 from asyncrl.machine.program import start_program
 from asyncrl.sandbox.sandbox import MAX_OUTPUT_BYTES, ProgramResult, SandboxError, SandboxLimits
+
+logger = logging.getLogger(__name__)
 
 INSTALL = {
     "docker": "install Docker Engine (https://docs.docker.com/engine/install)",
@@ -91,12 +94,16 @@ class Container:
             self._errors.cancel()
 
     async def _remove(self) -> None:
-        remove = await asyncio.create_subprocess_exec(
-            *(self._program, "rm", "--force", self._name),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        try:
+            remove = await asyncio.create_subprocess_exec(
+                *(self._program, "rm", "--force", self._name),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            logger.warning("the container %s could not be removed: %s", self._name, error)
+            return
         try:
             async with asyncio.timeout(_END_S):
                 await remove.wait()
@@ -170,7 +177,9 @@ class ContainerSandbox:
         """Start a container whose Python runs cells. Raises SandboxError."""
         container = await self._start(limits)
         try:
-            await container.request({}, START_S)
+            report = await container.request({}, START_S)
+            if report["status"] not in (0, None):
+                raise SandboxError(f"a session did not start: {report['output'].strip()[-_STDERR_CHARS:]}")
         except BaseException:
             await finish(container.end())
             raise

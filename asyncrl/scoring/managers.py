@@ -181,5 +181,8 @@ def _request(groups: Sequence[Group]) -> list[Message]:
 
 
 def _read(groups: Sequence[Group], reply: Message) -> list[list[ManagerScore]]:
-    scores = iter([ManagerScore(*each) for each in reply.body["scores"]])
+    found = [ManagerScore(*each) for each in reply.body["scores"]]
+    if len(found) != (members := sum(map(len, groups))):
+        raise ScoringError(f"the manager's process gave {len(found)} scores for {members} members")
+    scores = iter(found)
     return [[next(scores) for _ in group] for group in groups]

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -86,16 +86,17 @@ class StepFunction:
         }
         try:
             result = completed(self._function(**{name: offered[name] for name in self._names}))
+            # A generator runs only now.
+            values = [plain(each) for each in result] if _has_items(result) else None
         except Exception as error:
             raise ScoringError(f"{self._what} raised {reason_of(error)}") from error
-        return self._read(result, len(given.texts))
-
-    def _read(self, result: object, count: int) -> list[float]:
-        if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping | Set):
+        if values is None:
             raise ScoringError(
                 f"{self._what} returned {short_repr(result)}; it must return a list with one number for each step"
             )
-        values = [plain(each) for each in result]
+        return self._read(values, len(given.texts))
+
+    def _read(self, values: Sequence[Any], count: int) -> list[float]:
         if len(values) != count:
             raise ScoringError(f"{self._what} returned {len(values)} numbers for {count} steps")
         for number, value in enumerate(values, 1):
@@ -165,6 +166,12 @@ def _load(settings: Mapping[str, Any]) -> Answer:
     function = StepFunction(settings["steps"])
     limit_memory(BACKSTOP * settings["rule_memory_mb"] << 20)
     return partial(_answer, function, ErrorLogger(logger))
+
+
+def _has_items(result: object) -> TypeGuard[Iterable[object]]:
+    """True for a list and the like, but not for texts, mappings, sets and arrays of a single number."""
+    is_one = getattr(result, "ndim", 1) == 0
+    return isinstance(result, Iterable) and not is_one and not isinstance(result, str | bytes | Mapping | Set)
 
 
 def _answer(

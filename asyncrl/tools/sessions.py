@@ -152,11 +152,13 @@ class EpisodeSession:
 
     async def close(self) -> None:
         session = self._session
-        if session is not None:
-            self._forget()
-            await session.close()
-        self._service.budget.give(self._held_mb)
-        self._held_mb = 0
+        try:
+            if session is not None:
+                self._forget()
+                await session.close()
+        finally:
+            self._service.budget.give(self._held_mb)
+            self._held_mb = 0
 
     async def _begin(self, limits: SandboxLimits) -> Cells:
         counts = self._service.counts

@@ -78,7 +78,11 @@ class Preparation:
         started = time.perf_counter()
         with self._spans.span("prepare", "versions", version=version):
             snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._tensors.map, canary)
-            delta = self._delta_to(snapshot)
+            try:
+                delta = self._delta_to(snapshot)
+            except Exception:  # Memory may be short. Without a delta, receivers get the whole version.
+                logger.exception("no delta to version %d could be computed", version)
+                delta = None
         self._last = snapshot
         measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}
         if delta is not None:

@@ -178,7 +178,10 @@ class WeightServer:
                     self._woken.recv(1)
                 while not self._calls.empty():
                     call, done = self._calls.get()
-                    done.set_result(call())
+                    try:
+                        done.set_result(call())
+                    except Exception as error:  # noqa: BLE001 - the caller gets it
+                        done.set_exception(error)
                 if self._router in events:
                     self._answer(*self._router.recv_multipart())
                 for receiver, reply in self._transfers.due(time.monotonic()):

@@ -284,6 +284,8 @@ def test_a_plan_says_what_each_server_is_given_and_why(capsys: pytest.CaptureFix
 
 def test_a_weight_of_demonstrations_is_refused_if_no_task_has_one() -> None:
     weight = "algorithm.demonstration.weight=shaped"
-    with pytest.raises(ConfigError, match=f"^{weight}: no task has a demonstration. Name their column in data.dem"):
+    with pytest.raises(
+        ConfigError, match=f"^{weight}: no task has a demonstration. Name the column of demonstrations in data.dem"
+    ):
         check_algorithm(read([*WORDS, weight], names_missing_data=False))
     check_algorithm(read([*WORDS, weight, "data.demonstration=target"], names_missing_data=False))

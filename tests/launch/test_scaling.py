@@ -93,10 +93,21 @@ def test_words_that_are_no_counts_are_refused_together() -> None:
     assert len(str(raised.value).splitlines()) == 3
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"id": "a", "counts": 3}'])
-def test_a_file_that_is_no_wish_is_removed_and_does_not_end_the_run(tmp_path: Path, text: str) -> None:
+def test_a_count_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="actors=8: actors is given twice"):
+        parse_counts(["actors=2", "actors=8"])
+
+
+def test_a_wish_that_cannot_be_read_does_not_end_the_run(tmp_path: Path) -> None:
     scaler = Scaler(tmp_path, lambda counts: pytest.fail("nothing was wished"))
-    (tmp_path / "scale.json").write_text(text)
+    (tmp_path / "scale.json").mkdir()
+    scaler.update()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"id": "a", "counts": 3}', b"\xff"])
+def test_a_file_that_is_no_wish_is_removed_and_does_not_end_the_run(tmp_path: Path, text: bytes) -> None:
+    scaler = Scaler(tmp_path, lambda counts: pytest.fail("nothing was wished"))
+    (tmp_path / "scale.json").write_bytes(text)
     scaler.update()
     assert not (tmp_path / "scale.json").exists()
 

@@ -141,6 +141,8 @@ def test_the_success_rate_of_a_task_is_that_of_what_was_played(tmp_path: Path) -
         (Filters(min_reward=0.2), "filtered/reward_low"),
         (Filters(zero_variance=True), None),
         (Filters(max_reward=0.1), None),
+        # Without `zero_variance` no score is compared.
+        (Filters(score="rule/exact_number"), None),
     ],
 )
 def test_filters_of_the_mean_see_what_was_played_and_that_of_variance_sees_all(

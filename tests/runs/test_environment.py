@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import asyncrl
+from asyncrl.runs import environment
 from asyncrl.runs.environment import ENVIRONMENT_FILE, environments_of, read_environments, record_environment
 
 
@@ -19,6 +22,14 @@ def test_each_start_is_added_and_the_newest_of_each_host_counts(tmp_path: Path) 
     assert newest.cores > 0
     assert newest.packages is not None
     assert "torch" in newest.packages
+
+
+def test_a_checkout_whose_changes_git_cannot_tell_is_not_called_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(environment, "_git", lambda checkout, word, *rest: "abc" if word == "rev-parse" else None)
+    assert environment._commit(tmp_path) == "abc+unknown"
 
 
 def test_a_record_that_cannot_be_read_or_written_ends_nothing(tmp_path: Path) -> None:

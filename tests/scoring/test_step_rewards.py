@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -60,10 +60,16 @@ def of_number(answer: str) -> Any:
         "set": {1.0, 2.0, 3.0},
         "gap": [1.0, None, 1.0],
         "pairs": np.ones((3, 2)),
+        "single": np.array(0.5),
     }[answer.split()[-1]]
 
 
 def faulty() -> list[float]:
+    raise LookupError("no such thing")
+
+
+def faulty_generator() -> Iterator[float]:
+    yield 1.0
     raise LookupError("no such thing")
 
 
@@ -106,6 +112,7 @@ def test_a_function_gets_what_it_names_and_gives_a_number_for_each_step() -> Non
         ("huge", r"returned a value of type int that cannot be shown .* for step 2 of 3"),
         ("set", r"returned \{.*\}; it must return a list"),
         ("gap", "returned None for step 2 of 3"),
+        ("single", r"returned array\(0.5\); it must return a list"),
         ("pairs", r"returned array\(\[1., 1.\]\) for step 1 of 3"),
     ],
 )
@@ -118,9 +125,10 @@ def test_anything_but_one_finite_number_a_step_is_a_failure_with_the_functions_f
         function("of_number")(given(lines("a", "b", "c"), answer))
 
 
-def test_an_exception_of_the_function_is_a_failure_with_its_reason() -> None:
-    with pytest.raises(ScoringError, match=r"faulty \(.*, line \d+\) raised LookupError: no such thing"):
-        function("faulty")(given(lines("a")))
+@pytest.mark.parametrize("name", ["faulty", "faulty_generator"])
+def test_an_exception_of_the_function_is_a_failure_with_its_reason(name: str) -> None:
+    with pytest.raises(ScoringError, match=rf"{name} \(.*, line \d+\) raised LookupError: no such thing"):
+        function(name)(given(lines("a")))
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,9 @@ def _observe(observe: ObserveConfig, insecure: bool, exports: bool) -> Iterator[
     shown = "prometheus" in observe.sinks
     if shown and not is_loopback(observe.prometheus_host) and not insecure:
         yield f"observe.prometheus_host: other machines can reach this address: {PROMETHEUS_FIX}"
-    if "episodes" in observe.upload and not observe.keep_episodes:
-        yield "observe.upload observe.keep_episodes: no episodes are kept; raise the second, or leave out episodes"
+    if "episodes" in observe.upload and not (observe.keep_episodes or observe.keep_evaluated):
+        kept = "observe.keep_episodes observe.keep_evaluated"
+        yield f"observe.upload {kept}: no episodes are kept; raise one of them, or leave out episodes"
     if "model" in observe.upload and not exports:
         yield "observe.upload learner.export: no model is exported; set the second to true, or leave out model"
 

@@ -54,7 +54,8 @@ def group_demonstration_conflicts(
             "environment reward; set the first to null or the second to 0"
         )
     if any(map(manager.of, ("", *manager.sources))):
-        yield f"{key} scoring.manager.name: a manager judges only episodes of the policy; set one of the two to null"
+        theirs = "name" if manager.name is not None else "sources"
+        yield f"{key} scoring.manager.{theirs}: a manager judges only episodes of the policy; set the first to null"
     if trains_implicit:
         yield f"{key} implicit.train: no test has trained this model on demonstrations; set the first to null"
 

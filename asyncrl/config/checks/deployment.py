@@ -125,7 +125,7 @@ def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: Net
         yield f"weights.to_engines {key}: other machines can reach this address: {GROUP_FIX}"
     if engine.kind == "vllm" and weights.into_servers not in ("auto", "disk"):
         yield "weights.into_servers engine.kind: vLLM takes weights from a folder only; use auto"
-    away = not all(is_loopback(urlsplit(url).hostname or "") for url in engine.urls)
+    away = not all(map(_is_here, engine.urls))
     if weights.into_servers in ("nccl", "gloo") and away and not network.insecure:
         yield f"weights.into_servers engine.urls: other machines can reach a server's address: {SERVER_GROUP_FIX}"
 
@@ -146,6 +146,14 @@ def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> 
         yield "network.weights_port network.replay_port: the replay listens there; name another port"
     if first + shards > 65536:
         yield "network.replay_port replay.shards: each shard takes the next port, up to 65535; lower the first key"
+
+
+def _is_here(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        # A broken address is refused where it is opened.
+        return False
 
 
 def _overlap(one: str, other: str) -> bool:

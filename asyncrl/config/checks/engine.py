@@ -55,7 +55,10 @@ def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> I
         if not all(url.startswith(("http://", "https://")) for url in urls):
             yield f"{key}: the url of a server must begin with http:// or https://"
     if engine.launch and engine.kind != "sglang":
-        yield "engine.launch engine.kind: it starts SGLang servers only; start others yourself and set engine.urls"
+        yield (
+            "engine.launch engine.kind: it starts SGLang servers only; set the first to null, and name your servers in "
+            "engine.urls"
+        )
     if actors > 1 and not engine.launches:
         yield (
             "cluster.actors engine.kind: each server is used by one actor only; name more servers in engine.urls "

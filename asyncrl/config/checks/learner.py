@@ -129,9 +129,10 @@ def _evaluations(learner: LearnerConfig, has_tasks: bool) -> Iterator[str]:
     if learner.eval_every and not has_tasks:
         yield "learner.eval_every data.eval: evaluation needs data.eval, a file of held-out tasks"
     if learner.keep_best and (not learner.eval_every or learner.eval_every % learner.checkpoint_every):
+        tasks = "" if has_tasks else ", and name held-out tasks in data.eval"
         yield (
             "learner.keep_best learner.eval_every: each evaluation rates the checkpoint of its step, which must "
-            f"exist; set learner.eval_every to a multiple of learner.checkpoint_every={learner.checkpoint_every}"
+            f"exist; set learner.eval_every to a multiple of learner.checkpoint_every={learner.checkpoint_every}{tasks}"
         )
 
 
@@ -143,7 +144,9 @@ def _adapters(models: Mapping[str, ModelConfig | CriticConfig | ImplicitConfig])
             yield f"{key}.path {' '.join(given)}: the folder sets these values itself; leave out all but path"
         if not lora.is_used and given:
             yield f"{' '.join(given)}: there are no adapters; set {key}.rank, or {key}=null to undo all"
-        if lora.is_used and model.freeze:
+        if lora.path is not None and model.freeze:
+            yield f"{section}.freeze {key}.path: only the adapters of the folder are trained; set the first to []"
+        elif lora.is_used and model.freeze:
             yield (
                 f"{section}.freeze {key}.targets: only adapters are trained; choose the trained layers with the "
                 "second key"

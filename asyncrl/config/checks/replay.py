@@ -10,7 +10,7 @@ from asyncrl.config.schema import LearnerConfig, ReplayConfig
 
 def replay_conflicts(replay: ReplayConfig, learner: LearnerConfig) -> Iterator[str]:
     groups = learner.batch_size // learner.group_size
-    if replay.shards > groups:
+    if replay.shards > max(1, groups):
         yield (
             "replay.shards learner.batch_size learner.group_size: each shard needs a group of each batch; use at "
             f"most {groups} shards"

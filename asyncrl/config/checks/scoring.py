@@ -37,7 +37,10 @@ def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_
         if not needed or not set(needed) <= set(kinds):
             yield f"scoring.needs: {source} must name one or more kinds, all of them configured: {', '.join(kinds)}"
         if scoring.shadow and not {"rules", GROUP_KIND} & set(needed):
-            yield f"scoring.shadow scoring.needs: {source} would have no reward to train on; add rules to its kinds"
+            yield (
+                f"scoring.shadow scoring.needs: {source} would have no reward to train on; add rules (with a rule) or "
+                "a manager to its kinds"
+            )
         if GROUP_KIND in needed and scoring.manager.of(source) is None:
             yield f"scoring.needs: {source} has no manager; name one in scoring.manager.name or scoring.manager.sources"
     yield from _manager(scoring.manager, scoring.stall_s)
@@ -64,8 +67,9 @@ def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
             "scoring.manager.timeout_s scoring.stall_s: a call of several groups (batch_groups) that hangs is tried "
             "again for each group, and the scorer would count as hung; the first must be less than half the second"
         )
-    if (manager.compute_score or manager.params) and not any(map(manager.of, ("", *manager.sources))):
-        yield "scoring.manager.name: compute_score and params need a manager; name one"
+    given = manager.compute_score or manager.params or manager.compute_score_params
+    if given and not any(map(manager.of, ("", *manager.sources))):
+        yield "scoring.manager.name: compute_score, compute_score_params and params need a manager; name one"
     for source, changes in manager.sources.items():
         if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
             keys = ", ".join(MANAGER_KEYS)
@@ -74,6 +78,8 @@ def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
                 f"keys {keys}"
             )
             continue
+        if changes and "name" not in changes and manager.name is None:
+            yield f"scoring.manager.sources: {source} has no manager; give it a name, or set scoring.manager.name"
         for option in options(ManagerConfig):
             if option.name in (changes or {}) and not option.allows((changes or {})[option.name]):
                 yield f"scoring.manager.sources: {option.name} of {source} must be {option.allowed}"
@@ -96,7 +102,14 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
             "scoring.shadow scoring.shaping.outcome_weight: no score would be left to train on; give the outcome a "
             "weight"
         )
-    elif scoring.shadow and not {"rules", GROUP_KIND} & set(configured(scoring)) and not shaping.environment_weight:
+    elif (
+        scoring.shadow
+        and not {"rules", GROUP_KIND} & (kinds := set(configured(scoring)))
+        and not (
+            # An episode without an outcome has the environment's reward only if its steps were scored.
+            shaping.environment_weight and {"steps", "prm"} & kinds
+        )
+    ):
         yield "scoring.shadow scoring.rule: no score would be left to train on; name a rule"
     yield from _weightless(scoring)
     yield from _compared_score(scoring, group_filter)
@@ -115,14 +128,14 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
         )
     try:
         re.compile(shaping.answer_pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         yield f"scoring.shaping.answer_pattern: Python cannot read this regular expression: {error}"
 
 
 def _without_rules(scoring: ScoringConfig) -> Iterator[str]:
     """An error line for each rule that is null although its episodes need one. Also one for each bonus and penalty that
     needs the score of a rule or a manager."""
-    for source in ("", *scoring.rules, *scoring.needs):
+    for source in dict.fromkeys(("", *scoring.rules, *scoring.needs)):
         key = "scoring.rules" if source in scoring.rules else "scoring.rule"
         of_source = f" of the data source {source}" if source else ""
         if scoring.rules.get(source, scoring.rule) is not None:

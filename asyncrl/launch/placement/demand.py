@@ -58,7 +58,8 @@ def wishes_of(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, W
     if "learner" in roles:
         ranks, learner = cluster.learner_ranks, demand.learner
         together = learner.replicas * learner.pass_ranks
-        if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
+        away = engine.names_servers and engine.kind != "embedded"
+        if ranks is None and away and cluster.gpus is None and not cluster.pools:
             ranks = 1  # Servers that the run does not start may use all other GPUs.
         unit = together // gcd(together, node.count) if ranks is None else 1
         counts = {"learner.context_ranks": learner.context_ranks, "learner.tensor_ranks": learner.tensor_ranks}

@@ -39,7 +39,7 @@ def check_algorithm(config: TrainConfig) -> None:
         raise ConfigError(
             f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives, so no episode could be "
             "trained. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
-            + _why_no_process(config)
+            + _why_no_process(config.scoring)
         )
     refused = (
         *_unread_steps(config.scoring, parts),
@@ -54,9 +54,9 @@ def check_algorithm(config: TrainConfig) -> None:
             log.warning("nothing trains on the score %s, which is only a metric: %s", name, advice)
 
 
-def _why_no_process(config: TrainConfig) -> str:
+def _why_no_process(scoring: ScoringConfig) -> str:
     """The end of a refusal, if a step scorer is configured."""
-    if config.scoring.step_scorer is None:
+    if scoring.step_scorer is None:
         return ""
     return ". A step scorer gives process, unless scoring.shadow=true or scoring.shaping.prm_aggregation=per_step"
 

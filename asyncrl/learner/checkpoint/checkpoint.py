@@ -199,26 +199,36 @@ class Checkpoints:
 
     def restore(self, models: Models) -> Progress | None:
         """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, if there is none. A
-        damaged checkpoint loses its mark, and is not read again.
+        damaged checkpoint loses its mark, and is not read again. One that the disk cannot read keeps its mark, since
+        the next start may be able to read it.
 
         Raises CheckpointError: the checkpoint is of another model or format, or has adapters of another base model, or
-        all checkpoints are damaged.
+        all checkpoints are damaged or cannot be read.
         """
         self._base = _base(models)
+        unread: list[Path] = []
         # All ranks use rank 0's answer, since it marks checkpoints: other ranks might not see a new mark on a shared
         # disk yet.
-        while step := self._ranks.agree(self._newest()):
+        while step := self._ranks.agree(self._newest(unread)):
             folder = self._path(step)
-            damage = self.damage(folder)
+            damage, is_proven = self._examined(folder)
             if damage is None:
                 return self._load(folder, models)
-            logger.error("%s is damaged: %s; trying the checkpoint before it", folder, damage)
-            if self._ranks.rank == 0:
+            logger.error("%s is not used: %s; trying the checkpoint before it", folder, damage)
+            if not is_proven:
+                unread.append(folder)
+            elif self._ranks.rank == 0:
                 (folder / COMPLETE).rename(folder / DAMAGED)
+        if unread:
+            names = ", ".join(folder.name for folder in unread)
+            raise CheckpointError(
+                f"{names} in {self._folder} cannot be read: mend the disk or the permissions, and start again"
+            )
         if self._ranks.agree(any((folder / DAMAGED).exists() for folder in self._folders())):
             raise CheckpointError(
-                f"every checkpoint in {self._folder} is damaged: restore one from a copy, or remove that folder to "
-                "train from the first step again, if the replay still has its data (replay.retention=all keeps it)"
+                f"the newest checkpoints in {self._folder} are damaged: restore one of them from a copy, or move that "
+                "folder away to train from the first step again, if the replay still has its data "
+                "(replay.retention=all keeps it)"
             )
         return None
 
@@ -231,6 +241,11 @@ class Checkpoints:
     def damage(self, folder: Path) -> str | None:
         """Describe the damage of a checkpoint's files. Returns None, on every rank, if they are undamaged. Each rank
         reads a part of the files. Raises CheckpointError: the checkpoint has another format."""
+        return self._examined(folder)[0]
+
+    def _examined(self, folder: Path) -> tuple[str | None, bool]:
+        """Return the damage, see `damage`, and True on every rank if the files were read and are damaged."""
+        is_proven = True
         try:
             mark = (folder / COMPLETE).read_text(errors="replace")
             if mark != FORMAT and (not mark or mark.isdecimal()):
@@ -244,11 +259,12 @@ class Checkpoints:
                 else f"its mark is {mark!r:.50}"
             )
         except OSError as error:
-            # The disk cannot read a file that exists.
-            damage = f"it cannot be read: {error}"
+            # The disk cannot read a file that exists, or this process has too many open files.
+            damage, is_proven = f"it cannot be read: {error}", False
         if not self._ranks.any(damage is not None):
-            return None
-        return damage or "another rank found it damaged"
+            return None, False
+        is_proven = self._ranks.any(damage is not None and is_proven)
+        return damage or "another rank found it damaged, or cannot read it", is_proven
 
     def _load(self, folder: Path, models: Models) -> Progress:
         values = json.loads((folder / PROGRESS).read_text())
@@ -271,11 +287,12 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
-    def _newest(self) -> int:
-        """Return the step of the newest complete checkpoint; 0 if there is none. Older checkpoints than the newest
-        `keep` are ignored: the replay may have dropped the data that was trained after them."""
+    def _newest(self, unread: Collection[Path]) -> int:
+        """Return the step of the newest complete checkpoint that is not `unread`; 0 if there is none. Older checkpoints
+        than the newest `keep` are ignored: the replay may have dropped the data that was trained after them."""
         marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
-        return max((step_of(each) for each in marked[-self._keep :] if (each / COMPLETE).exists()), default=0)
+        usable = [each for each in marked[-self._keep :] if (each / COMPLETE).exists() and each not in unread]
+        return max(map(step_of, usable), default=0)
 
     def _folders(self) -> list[Path]:
         """Return the folders with the name of a checkpoint, oldest first. Other folders stay untouched."""

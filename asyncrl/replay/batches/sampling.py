@@ -56,9 +56,11 @@ class Filters:
         The argument `named` has the members' scores that the property `named` names. It is empty, and no scores are
         compared, if a label lacks that score because it is older than this filter.
         """
-        scores = [getattr(member, self.score) for member in members] if self.named is None else named
+        scores: Sequence[float] = ()
+        if self.zero_variance:
+            scores = [getattr(member, self.score) for member in members] if self.named is None else named
         mean = fmean(member.reward for member in members if not member.is_demonstration)
-        if self.zero_variance and scores and max(scores) - min(scores) < ZERO_VARIANCE:
+        if scores and max(scores) - min(scores) < ZERO_VARIANCE:
             return "zero_variance"
         if self.min_reward is not None and mean < self.min_reward:
             return "reward_low"

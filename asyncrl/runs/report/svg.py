@@ -102,13 +102,15 @@ def binned(points: Sequence[tuple[float, float]], size: int) -> list[tuple[float
 
 def short(value: float) -> str:
     """A number in a few characters."""
+    # A number is rounded before its unit is chosen: 999,600 is 1M.
+    value = float(f"{value:.3g}") if abs(value) >= 1e4 else value
     size = abs(value)
     if size >= 1e12:
         return f"{value:.3g}".replace("e+", "e")
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]:.3g}{suffix}"
-    return f"{value:.0f}" if size >= 1000 else f"{value or 0.0:.3g}"
+    return f"{value:.0f}" if size >= 999.5 else f"{value or 0.0:.3g}"
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

@@ -57,9 +57,8 @@ def code(
 
     The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that are
     not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the asserts failed because they gave
-    an object of the program something other than data, such as a function (`result.sort(key=len)`). Such asserts may be
-    unable to judge any program. Or only this program is at fault, because it returned an object of its own where the
-    asserts expect data.
+    an object of the program something other than data, such as a function (`result.sort(key=len)`). Either the asserts
+    can judge no program, or this program returned an object of its own where they expect data.
 
     In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So only the
     time during which programs ran counts towards these three quarters. If the three quarters pass on the clock before
@@ -147,10 +146,10 @@ async def _patient_verdicts(
             return verdicts, False
         if time.monotonic() >= end:
             raise ScoringError(
-                f"the sandbox ran {len(verdicts)} of {len(tests)} tests in {end - began:.0f} s, most of which were "
-                "spent waiting to run them: raise scoring.timeout_s, or let the sandbox run more programs at once"
+                f"the sandbox ran {len(verdicts)} of {len(tests)} tests in {end - began:.1f} s, of which programs took "
+                f"{end - began - left:.1f} s: raise scoring.timeout_s, or let the sandbox run more programs at once"
             )
-        verdict, seconds = await test(limits)
+        verdict, seconds = await test(replace(limits, wall_s=min(limits.wall_s, left)))
         verdicts.append(verdict)
         left -= seconds
         if verdict != PASSED and not go_on:
@@ -163,7 +162,9 @@ def _tests(task: Task, program: str, sandbox: Sandbox) -> Sequence[Test]:
     try:
         if truth.startswith("{"):
             tests = json.loads(truth)
-            pairs = list(zip(map(str, tests["inputs"]), map(str, tests["outputs"]), strict=True))
+            if tests.get("fn_name"):
+                raise ValueError("it tests the function fn_name: use asserts")
+            pairs = list(zip(_texts(tests, "inputs"), _texts(tests, "outputs"), strict=True))
             found = [bind(_prints, sandbox, program, given, wanted) for given, wanted in pairs]
         else:
             if truth and not isinstance(sandbox, BuiltInSandbox):
@@ -177,6 +178,14 @@ def _tests(task: Task, program: str, sandbox: Sandbox) -> Sequence[Test]:
     if not found:
         raise ScoringError(f"the ground truth of task {task.id} holds no tests")
     return found
+
+
+def _texts(tests: Mapping[str, object], name: str) -> list[str]:
+    """The inputs or outputs of the tests. Raises ValueError: they are not a list of texts or numbers."""
+    given = tests[name]
+    if not isinstance(given, list) or not all(isinstance(each, str | int | float) for each in given):
+        raise ValueError(f"{name} must be a list of texts")
+    return list(map(str, given))
 
 
 def _script(side: str, *arguments: object) -> str:

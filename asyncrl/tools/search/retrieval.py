@@ -47,6 +47,8 @@ class RetrievalServer:
         self._timeout_s = timeout_s
         self._waiting: deque[_Query] = deque()
         self._senders: set[asyncio.Task[None]] = set()
+        self._sending = 0
+        """The number of senders that look for queries. A sender that closes its connection no longer does."""
 
     def prepare(self) -> None:
         """Do nothing: the server may start later than the actor."""
@@ -59,7 +61,8 @@ class RetrievalServer:
         """
         answer: asyncio.Future[list[TitledPassage]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Query(query, topk, answer))
-        if len(self._senders) < CONNECTIONS:
+        if self._sending < CONNECTIONS:
+            self._sending += 1
             sender = asyncio.create_task(self._send_all(), name="retrieval")
             self._senders.add(sender)
             sender.add_done_callback(self._senders.discard)
@@ -69,8 +72,11 @@ class RetrievalServer:
         """Send the waiting queries over one connection, and close it when no query is left."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
-            while queries := self._next():
-                await self._answer(session, queries)
+            try:
+                while queries := self._next():
+                    await self._answer(session, queries)
+            finally:
+                self._sending -= 1
 
     def _next(self) -> list[_Query]:
         """Take waiting queries with the same `topk`, and drop queries whose caller was cancelled."""
@@ -91,7 +97,8 @@ class RetrievalServer:
                 _fail(queries, error)
                 return
             for query in queries:
-                await self._answer(session, [query])
+                if not query.answer.done():
+                    await self._answer(session, [query])
         except Exception as error:  # noqa: BLE001 - `find` raises it
             _fail(queries, error)
         else:

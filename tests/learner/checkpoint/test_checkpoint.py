@@ -200,7 +200,7 @@ def test_the_best_evaluations_stay_beside_the_newest_and_are_not_resumed_from(
     assert [each.name for each in checkpoints.best()] == ["step-000004", "step-000005"]
     assert checkpoints.covered() == 5
     flip_a_bit(tmp_path / "step-000005")
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="are damaged"):
         checkpoints.restore(models)
 
 
@@ -252,7 +252,6 @@ DAMAGE = {
     "a missing file": lambda folder: largest_file(folder).unlink(),
     "a mark that is no format": lambda folder: (folder / COMPLETE).write_bytes(b"\xff\0"),
     "progress that is no JSON": lambda folder: (folder / PROGRESS).write_text("{"),
-    "checksums that the disk does not give back": lambda folder: fail_to_read(checksums(folder)),
     "checksums that are no JSON": lambda folder: checksums(folder).write_text("{"),
     "checksums of another form": lambda folder: checksums(folder).write_text("[1]"),
     "missing checksums": lambda folder: checksums(folder).unlink(),
@@ -273,10 +272,30 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_resumed_from(
     fresh = make_models(model, ranks)
     assert checkpoints.restore(fresh) == Progress(step=2)
     assert same(tensors(fresh), saved)
-    assert "step-000004 is damaged: " in caplog.text
+    assert "step-000004 is not used: " in caplog.text
     assert [each.name for each in checkpoints.complete()] == ["step-000002"]
     save_whole(checkpoints, Progress(step=4), models)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["step-000002", "step-000004"]
+
+
+def test_a_checkpoint_that_cannot_be_read_keeps_its_mark_for_a_start_that_can_read_it(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    models = make_models(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    for step in (2, 4):
+        save_whole(checkpoints, Progress(step=step), models)
+    folders = [tmp_path / "step-000002", tmp_path / "step-000004"]
+    kept = [checksums(folder).read_bytes() for folder in folders]
+    fail_to_read(checksums(folders[1]))
+    assert checkpoints.restore(make_models(model, ranks)) == Progress(step=2)
+    fail_to_read(checksums(folders[0]))
+    with pytest.raises(CheckpointError, match=r"step-000004, step-000002 in .* cannot be read: mend the disk"):
+        checkpoints.restore(make_models(model, ranks))
+    for folder, content in zip(folders, kept, strict=True):
+        checksums(folder).rmdir()
+        (folder / "checksums-00000.json").write_bytes(content)
+    assert checkpoints.restore(make_models(model, ranks)) == Progress(step=4)
 
 
 def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again_by_itself(
@@ -288,5 +307,7 @@ def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again_by_itself(
         save_whole(checkpoints, Progress(step=step), models)
         flip_a_bit(tmp_path / f"step-{step:06d}")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: restore one from a copy"):
+        with pytest.raises(
+            CheckpointError, match=r"the newest checkpoints in .* are damaged: restore one of them from a copy"
+        ):
             checkpoints.restore(models)

@@ -62,3 +62,11 @@ def test_numbers_are_short_and_ticks_are_round() -> None:
     assert [short(value) for value in (0.12345, 1234, 12_345, 4.2e7, 0)] == ["0.123", "1234", "12.3k", "42M", "0"]
     assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     assert ticks(3, 97) == [20, 40, 60, 80]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(999.7, "1000"), (999_600, "1M"), (12_345, "12.3k"), (1234, "1234"), (0.5, "0.5"), (-1e7, "-10M")],
+)
+def test_a_number_is_rounded_before_its_unit_is_chosen(value: float, text: str) -> None:
+    assert short(value) == text

@@ -41,10 +41,12 @@ class Elsewhere:
         self._results = iter(results)
         self._clock, self._delay_s = clock or Clock(), delay_s
         self._seconds = seconds
+        self.limits: list[float] = []
 
     async def run(
         self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
     ) -> ProgramResult:
+        self.limits.append(limits.wall_s)
         self._clock.now += self._delay_s
         result = next(self._results)
         if isinstance(result, Exception):
@@ -76,6 +78,28 @@ def test_a_sandbox_that_fails_gives_no_score():
 def test_a_sandbox_that_lets_programs_wait_too_long_gives_no_score(clock: Clock):
     with pytest.raises(ScoringError, match=r"ran 1 of 2 tests in .* raise scoring\.timeout_s"):
         scored(Elsewhere(("2\n", 0), ("3\n", 0), clock=clock, delay_s=0.3), left_s=0.3)
+
+
+def test_a_test_has_no_more_than_the_rest_of_the_time(clock: Clock):
+    sandbox = Elsewhere(("2\n", 0), ("3\n", 0), clock=clock, delay_s=2.0, seconds=2.0)
+    # Tests have three quarters of the time.
+    scored(sandbox, left_s=8.0, wall_s=5.0)
+    assert sandbox.limits == [5.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]},
+        {"inputs": "12", "outputs": "34"},
+        {"inputs": ["1"], "outputs": [None]},
+        {"inputs": [["1", "2"]], "outputs": ["3"]},
+    ],
+)
+def test_a_ground_truth_of_another_form_is_a_failure_and_not_a_zero(truth: Any):
+    task = make_task(ground_truth=json.dumps(truth))
+    with pytest.raises(ScoringError, match="is not a set of tests"):
+        code(task, ANSWER, make_trajectory(), sandbox=Elsewhere(("2\n", 0)))
 
 
 def test_programs_that_run_too_long_have_failed(clock: Clock):

@@ -14,6 +14,7 @@ from asyncrl.errors import RefusedError, UnavailableError
 from asyncrl.tools.search import retrieval
 from asyncrl.tools.search.passages import TitledPassage
 from asyncrl.tools.search.retrieval import CONNECTIONS, QUERIES_AT_ONCE, RetrievalServer, read_result
+from tests.helpers import GENEROUS_S
 from tests.network.web import Handler, web_server
 
 T = TypeVar("T")
@@ -117,6 +118,24 @@ def test_a_query_that_the_server_refuses_fails_alone():
     assert isinstance(refused, RefusedError)
     assert "status 500: b'no such word'" in str(refused)
     assert [len(request["queries"]) for request in server.requests] == [3, 1, 1, 1]
+
+
+def test_queries_that_come_while_all_connections_close_are_answered():
+    server = Server()
+    server.open.clear()
+
+    async def twice(client: RetrievalServer, number: int) -> None:
+        for each in range(3):
+            await client.find(f"q{number} {each}", 1 + number)
+
+    async def act(client: RetrievalServer) -> None:
+        asking = [asyncio.create_task(twice(client, number)) for number in range(CONNECTIONS)]
+        while server.now < CONNECTIONS:
+            await asyncio.sleep(0.001)
+        server.open.set()
+        await asyncio.wait_for(asyncio.gather(*asking), GENEROUS_S)
+
+    asked(server.answer, act)
 
 
 def test_a_query_that_nobody_waits_for_is_not_sent():
