@@ -77,7 +77,7 @@ class OpenGroups:
             less = "learner.checkpoint_every or learner.keep_checkpoints"
             if self._settings.keep_steps:
                 less = "replay.retention" if self._settings.keeps_all else "replay.retention_steps"
-            self._full.say(f"raise replay.max_store_gb, or keep less (lower {less}), then resume the run")
+            self._full.say(f"raise replay.max_store_gb, or keep less ({less}), then resume the run")
             return False
         name, row = self._next(tx)
         tx.add("committed", uses)

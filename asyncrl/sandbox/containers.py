@@ -178,7 +178,7 @@ class ContainerSandbox:
         container = await self._start(limits)
         try:
             report = await container.request({}, START_S)
-            if report["status"] not in (0, None):
+            if report["status"] != 0:
                 raise SandboxError(f"a session did not start: {report['output'].strip()[-_STDERR_CHARS:]}")
         except BaseException:
             await finish(container.end())

@@ -62,6 +62,9 @@ class Checkpoints:
         self._stop = stop or threading.Event()
         self._keep = keep
         self._ranks = ranks
+        # Complete checkpoints that could not be read. The next start tries them again, unless this run has written
+        # others since.
+        self._unread: set[Path] = set()
         self._copy = HostCopy(ranks.device)
         self._fingerprint = ""
         self._base: str | None = None
@@ -70,8 +73,8 @@ class Checkpoints:
         self._gives_up = threading.Event()
 
     def complete(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first."""
-        return [folder for folder in self._folders() if (folder / COMPLETE).exists()]
+        """Return the complete checkpoints, oldest first, without those that could not be read."""
+        return [each for each in self._folders() if (each / COMPLETE).exists() and each not in self._unread]
 
     def prepare(self, models: Models) -> None:
         """Find the tensors for `save_prepared`, and begin to get memory for them. Call this after each step."""
@@ -135,6 +138,7 @@ class Checkpoints:
                     copied.synchronize()
             if not files.write(tensors, progress, self._ranks, self._gives_up):
                 return 0
+            self._unread.discard(files.final)
             self.clean(pending)
         logger.info("%s is complete, %.1f s after its copy was begun", files.final, time.monotonic() - started)
         return step
@@ -206,21 +210,20 @@ class Checkpoints:
         all checkpoints are damaged or cannot be read.
         """
         self._base = _base(models)
-        unread: list[Path] = []
         # All ranks use rank 0's answer, since it marks checkpoints: other ranks might not see a new mark on a shared
         # disk yet.
-        while step := self._ranks.agree(self._newest(unread)):
+        while step := self._ranks.agree(self._newest()):
             folder = self._path(step)
             damage, is_proven = self._examined(folder)
             if damage is None:
                 return self._load(folder, models)
             logger.error("%s is not used: %s; trying the checkpoint before it", folder, damage)
             if not is_proven:
-                unread.append(folder)
+                self._unread.add(folder)
             elif self._ranks.rank == 0:
                 (folder / COMPLETE).rename(folder / DAMAGED)
-        if unread:
-            names = ", ".join(folder.name for folder in unread)
+        if self._unread:
+            names = ", ".join(folder.name for folder in sorted(self._unread, key=step_of))
             raise CheckpointError(
                 f"{names} in {self._folder} cannot be read: mend the disk or the permissions, and start again"
             )
@@ -287,12 +290,12 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
-    def _newest(self, unread: Collection[Path]) -> int:
-        """Return the step of the newest complete checkpoint that is not `unread`; 0 if there is none. Older checkpoints
+    def _newest(self) -> int:
+        """Return the step of the newest complete checkpoint that can be read; 0 if there is none. Older checkpoints
         than the newest `keep` are ignored: the replay may have dropped the data that was trained after them."""
         marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
-        usable = [each for each in marked[-self._keep :] if (each / COMPLETE).exists() and each not in unread]
-        return max(map(step_of, usable), default=0)
+        usable = set(self.complete())
+        return max((step_of(each) for each in marked[-self._keep :] if each in usable), default=0)
 
     def _folders(self) -> list[Path]:
         """Return the folders with the name of a checkpoint, oldest first. Other folders stay untouched."""

@@ -47,8 +47,8 @@ class RetrievalServer:
         self._timeout_s = timeout_s
         self._waiting: deque[_Query] = deque()
         self._senders: set[asyncio.Task[None]] = set()
-        self._sending = 0
-        """The number of senders that look for queries. A sender that closes its connection no longer does."""
+        # Those senders that still look for queries. A sender that closes its connection no longer does.
+        self._looking: set[asyncio.Task[None]] = set()
 
     def prepare(self) -> None:
         """Do nothing: the server may start later than the actor."""
@@ -61,11 +61,11 @@ class RetrievalServer:
         """
         answer: asyncio.Future[list[TitledPassage]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Query(query, topk, answer))
-        if self._sending < CONNECTIONS:
-            self._sending += 1
+        if len(self._looking) < CONNECTIONS:
             sender = asyncio.create_task(self._send_all(), name="retrieval")
-            self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
+            for group in (self._senders, self._looking):
+                group.add(sender)
+                sender.add_done_callback(group.discard)
         return await answer
 
     async def _send_all(self) -> None:
@@ -76,7 +76,8 @@ class RetrievalServer:
                 while queries := self._next():
                     await self._answer(session, queries)
             finally:
-                self._sending -= 1
+                if (sender := asyncio.current_task()) is not None:
+                    self._looking.discard(sender)
 
     def _next(self) -> list[_Query]:
         """Take waiting queries with the same `topk`, and drop queries whose caller was cancelled."""

@@ -289,13 +289,27 @@ def test_a_checkpoint_that_cannot_be_read_keeps_its_mark_for_a_start_that_can_re
     kept = [checksums(folder).read_bytes() for folder in folders]
     fail_to_read(checksums(folders[1]))
     assert checkpoints.restore(make_models(model, ranks)) == Progress(step=2)
+    assert checkpoints.complete() == folders[:1]
     fail_to_read(checksums(folders[0]))
-    with pytest.raises(CheckpointError, match=r"step-000004, step-000002 in .* cannot be read: mend the disk"):
+    with pytest.raises(CheckpointError, match=r"step-000002, step-000004 in .* cannot be read: mend the disk"):
         checkpoints.restore(make_models(model, ranks))
     for folder, content in zip(folders, kept, strict=True):
         checksums(folder).rmdir()
         (folder / "checksums-00000.json").write_bytes(content)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
     assert checkpoints.restore(make_models(model, ranks)) == Progress(step=4)
+
+
+def test_a_checkpoint_that_cannot_be_read_takes_the_place_of_no_other(model: Path, ranks: Ranks, tmp_path: Path):
+    models = make_models(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    for step in (2, 5):
+        save_whole(checkpoints, Progress(step=step), models)
+    fail_to_read(checksums(tmp_path / "step-000005"))
+    assert checkpoints.restore(models) == Progress(step=2)
+    save_whole(checkpoints, Progress(step=4), models)
+    assert [each.name for each in checkpoints.complete()] == ["step-000002", "step-000004"]
+    assert not (tmp_path / "step-000005").exists(), "a newer checkpoint of this run has taken its place"
 
 
 def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again_by_itself(

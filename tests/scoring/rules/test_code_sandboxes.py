@@ -87,6 +87,11 @@ def test_a_test_has_no_more_than_the_rest_of_the_time(clock: Clock):
     assert sandbox.limits == [5.0, 4.0]
 
 
+def test_a_last_test_that_the_time_ended_is_out_of_time(clock: Clock):
+    sandbox = Elsewhere(("2\n", 0), ("", None), clock=clock, delay_s=3.0, seconds=3.0)
+    assert scored(sandbox, left_s=8.0, wall_s=5.0)["out_of_time"] == 1
+
+
 @pytest.mark.parametrize(
     "truth",
     [
