@@ -212,17 +212,16 @@ def found_or_rendered(
     tokenizer: Path,
     render: Callable[[DemonstrationFile], RenderedDemonstrations],
     stop: threading.Event | None = None,
-    further: Sequence[Path] = (),
     settings: str = "",
 ) -> RenderedDemonstrations:
     """Read the rendered demonstrations in `folder`, or render them into it.
 
-    They are rendered if the folder lacks them, or if `sources`, the files in the folder `tokenizer`, the `further`
-    files or the `settings` have changed since they were rendered.
+    They are rendered if the folder lacks them, or if `sources`, the files in the folder `tokenizer` or the `settings`
+    have changed since they were rendered.
 
     Raises DataError for the reasons of `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
     """
-    files = [*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer), *further]
+    files = [*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer)]
     made_from = _digest_of(files, settings)
     if folder.exists():
         try:

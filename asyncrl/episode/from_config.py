@@ -12,7 +12,7 @@ from asyncrl.data.demonstrations import DemonstrationFile
 from asyncrl.data.from_config import run_demonstrations
 from asyncrl.data.rendered import RenderedDemonstrations
 from asyncrl.episode.demonstrations import found_or_rendered, render_file
-from asyncrl.modelling.tokenizer import tokenizer_source
+from asyncrl.modelling.tokenizer import tokenizer_source, written_template
 from asyncrl.tools.offered import Offer
 
 
@@ -30,7 +30,6 @@ def prepare_demonstrations(
     def render(file: DemonstrationFile) -> RenderedDemonstrations:
         return render_file(open_chat(config), file, Offer(config.actor).always, run.max_tokens, overlong, stop)
 
-    template, actor = config.model.chat_template, config.actor
-    further = [Path(template)] if template is not None and "{" not in template and Path(template).is_file() else []
-    settings = repr([actor.end_tokens, actor.mcp_servers])
-    return found_or_rendered(run.folder(sources), sources, tokenizer, render, stop, further, settings)
+    # Their texts are not in the name of the folder, as the path of the template is.
+    settings = repr([written_template(config.model), config.actor.end_tokens, config.actor.mcp_servers])
+    return found_or_rendered(run.folder(sources), sources, tokenizer, render, stop, settings)

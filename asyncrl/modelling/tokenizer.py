@@ -35,7 +35,7 @@ def open_tokenizer(model: ModelConfig, local_only: bool = False, warn: bool = Fa
     except Exception as error:
         raise ConfigError(f"{key}={path}: its tokenizer cannot be loaded: {error}") from error
     if model.chat_template is not None:
-        tokenizer.chat_template = _template(model.chat_template)
+        tokenizer.chat_template = written_template(model)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         if warn:
             logger.warning("%s=%s has no padding token: it pads with its end token %s", key, path, tokenizer.eos_token)
@@ -77,6 +77,11 @@ def template_name(model: ModelConfig) -> str:
     if given is None:
         return "the model's chat template"
     return "model.chat_template" if _is_text(given) else f"model.chat_template={given}"
+
+
+def written_template(model: ModelConfig) -> str | None:
+    """The text of `model.chat_template`; None if it is not set. Raises ConfigError: its file cannot be read."""
+    return None if model.chat_template is None else _template(model.chat_template)
 
 
 def _is_text(given: str) -> bool:

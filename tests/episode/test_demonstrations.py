@@ -232,6 +232,19 @@ def test_a_file_that_changes_and_keeps_its_size_is_rendered_again(what: str, con
     assert read_rendered(folder).digest == prepare_demonstrations(config, sources).digest
 
 
+def test_a_changed_file_of_the_chat_template_is_rendered_again(config: TrainConfig, tmp_path: Path) -> None:
+    config.algorithm.sft.overlong = "cut"
+    sources = config.algorithm.sft.path
+    assert sources
+    written = (Path(config.run.dir) / "model" / "chat_template.jinja").read_text()
+    template = tmp_path / "own.jinja"
+    template.write_text(written)
+    config.model.chat_template = str(template)
+    before = prepare_demonstrations(config, sources)
+    template.write_text(written.replace("im_start", "im_strat"))
+    assert prepare_demonstrations(config, sources).digest != before.digest
+
+
 def test_a_rendering_of_an_older_format_is_not_read(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = config.algorithm.sft.path
     assert sources

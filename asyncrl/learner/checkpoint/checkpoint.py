@@ -247,7 +247,7 @@ class Checkpoints:
         return self._examined(folder)[0]
 
     def _examined(self, folder: Path) -> tuple[str | None, bool]:
-        """Return the damage, see `damage`, and True on every rank if the files were read and are damaged."""
+        """Return the damage (see `damage`), and on every rank true if a rank read its files and found damage."""
         is_proven = True
         try:
             mark = (folder / COMPLETE).read_text(errors="replace")
