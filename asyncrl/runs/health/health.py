@@ -301,7 +301,7 @@ def _age_of_data(seen: Evidence) -> str:
         return ""
     return (
         f". Old data may be the reason, too: they were {fmean(ages):.1f} versions old on average. A smaller "
-        "replay.max_lag or another correction may help (docs/studies.md)"
+        "replay.max_lag may help, or algorithm=vespo if episodes are short (docs/studies.md)"
     )
 
 
