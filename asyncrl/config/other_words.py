@@ -231,6 +231,7 @@ KEYS: Mapping[str, str] = {
 """Our key or keys for each word of another system, in the form that a message shows."""
 
 REMARKS: Mapping[str, str] = {
+    "learner.lr_floor": "It is a share of learner.lr, not a rate",
     "learner.batch_size": "It counts all episodes of a step, on all GPUs together",
     "run.dir and run.name": "The first is the folder of all runs, and the second names one run in it",
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from asyncrl.config import locations
@@ -18,6 +19,7 @@ from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.commands import runnable
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
+from asyncrl.config.refusals import refusal_of
 from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
@@ -261,8 +263,8 @@ def _scale(
     for name, count in counts.items():
         setattr(cluster, name, count)
     scaled = replace(config, cluster=cluster)
-    if lines := list(conflicts(scaled)):
-        raise ConfigError("\n".join(lines))
+    if found := list(conflicts(scaled)):
+        raise ConfigError("\n".join(refusal_of(each, lambda key: attrgetter(key)(scaled)) for each in found))
     before, placement = place(config, hosts), place(scaled, hosts)
     launcher.set_placement(placement)
     try:

@@ -67,6 +67,14 @@ class Environment:
 
 def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> None:
     """Add this start to the record in a run's folder. If the file cannot be written, this only logs a warning."""
+    try:
+        # A record that the disk cannot read now must not be written over. One with wrong contents may be.
+        (folder / ENVIRONMENT_FILE).read_bytes()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("this start was not added to %s: %s", folder / ENVIRONMENT_FILE, error)
+        return
     starts = [*read_environments(folder), this_environment(clock())][-MOST_STARTS:]
     try:
         text = json.dumps({"starts": [asdict(each) for each in starts]}, indent=2)

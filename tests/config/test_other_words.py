@@ -36,6 +36,7 @@ def test_no_word_is_a_key_of_ours_with_another_meaning() -> None:
     [
         ("learning_rate", "; did you mean learner.lr?"),
         ("learner.learing_rate", "; did you mean learner.lr?"),
+        ("min_lr", "; did you mean learner.lr_floor? It is a share of learner.lr, not a rate"),
         ("num_generations", "; did you mean learner.group_size?"),
         ("beta", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),
         ("algorithm.kl.weight", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),

@@ -104,7 +104,7 @@ def test_a_plan_refuses_what_the_start_would(launcher: str) -> None:
     """Without a launcher it is a plan for one: the local one starts nothing on several hosts."""
     config = make_config(launcher, gpus=8, cpus=64)
     config.network.insecure = False
-    with pytest.raises(ConfigError, match=r"network\.insecure: the learner is on 2 hosts, and gloo and NCCL"):
+    with pytest.raises(ConfigError, match=r"network\.insecure=false: the learner is on 2 hosts, and gloo and NCCL"):
         show_plan(config, "--plan=4")
     show_plan(config, "--plan=2")  # The learner is on one of them.
     config.network.keys = "/nowhere/keys"
@@ -115,7 +115,7 @@ def test_a_plan_refuses_what_the_start_would(launcher: str) -> None:
 def test_copies_of_the_model_that_the_ranks_do_not_divide_are_refused_by_the_plan_too() -> None:
     config = TrainConfig(model=ModelConfig(path="m"))
     config.learner.replicas, config.cluster.gpus = 3, 0
-    with pytest.raises(ConfigError, match=r"learner\.replicas cluster\.learner_ranks: .* use a divisor of 1"):
+    with pytest.raises(ConfigError, match=r"learner\.replicas=3 with cluster\.learner_ranks=1: .* use a divisor of 1"):
         show_plan(config)
 
 

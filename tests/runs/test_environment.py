@@ -39,3 +39,18 @@ def test_a_record_that_cannot_be_read_or_written_ends_nothing(tmp_path: Path) ->
     assert [start.host for start in read_environments(tmp_path)] == ["a"]
     (tmp_path / "file").touch()
     record_environment(tmp_path / "file")
+
+
+def test_a_record_that_the_disk_cannot_read_now_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    record_environment(tmp_path, lambda: 1.0)
+    with monkeypatch.context() as broken:
+
+        def fail(path: Path) -> bytes:
+            raise OSError(24, "Too many open files")
+
+        broken.setattr(Path, "read_bytes", fail)
+        record_environment(tmp_path, lambda: 2.0)
+    assert "this start was not added" in caplog.text
+    assert [start.time for start in read_environments(tmp_path)] == [1.0]

@@ -40,7 +40,7 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
     yield from data_conflicts(data, actor)
     yield from group_demonstration_conflicts(data, actor, scoring, config.implicit.train)
     yield from actor_conflicts(actor, engine.kind, network.insecure)
-    yield from engine_conflicts(engine, actor, cluster.actors or 1)
+    yield from engine_conflicts(engine, actor, cluster)
     yield from replay_conflicts(replay, learner)
     if replay.old_groups.mask and config.implicit.train:
         yield (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from asyncrl.config.quoting import list_word
-from asyncrl.config.schema import ActorConfig, EngineConfig
+from asyncrl.config.schema import ActorConfig, ClusterConfig, EngineConfig
 
 VLLM_COLDEST = 0.01
 """The lowest temperature above 0 at which vLLM samples. vLLM raises a lower one to this value without an error."""
@@ -19,7 +19,7 @@ LIST_OF_ARGUMENTS = re.compile(r"\s*\[\s*['\"]?--.*\]\s*", re.DOTALL)
 NEXT_ITEM = re.compile(r",\s*(?=['\"]?--\w)")
 
 
-def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> Iterator[str]:
+def engine_conflicts(engine: EngineConfig, actor: ActorConfig, cluster: ClusterConfig) -> Iterator[str]:
     if engine.return_routed_experts and engine.kind == "vllm":
         yield "engine.return_routed_experts engine.kind: vLLM servers do not report experts; use sglang or embedded"
     if engine.kind == "embedded":
@@ -59,11 +59,12 @@ def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> I
             "engine.launch engine.kind: it starts SGLang servers only; set the first to null, and name your servers in "
             "engine.urls"
         )
-    if actors > 1 and not engine.launches:
-        yield (
-            "cluster.actors engine.kind: each server is used by one actor only; name more servers in engine.urls "
-            "instead"
-        )
+    for key, most in (("actors", cluster.actors or 1), ("autoscale.actors", max(cluster.autoscale.actors, default=1))):
+        if most > 1 and not engine.launches:
+            yield (
+                f"cluster.{key} engine.kind: each server is used by one actor only; name more servers in engine.urls "
+                "instead"
+            )
     if engine.kind == "vllm" and actor.temperature < VLLM_COLDEST:
         yield f"actor.temperature engine.kind: vLLM samples at {VLLM_COLDEST} or more; set that or more"
 

@@ -20,6 +20,11 @@ def replay_conflicts(replay: ReplayConfig, learner: LearnerConfig) -> Iterator[s
     lowest, highest = replay.filter.min_reward, replay.filter.max_reward
     if lowest is not None and highest is not None and lowest > highest:
         yield "replay.filter.min_reward replay.filter.max_reward: every group would be refused; lower the first key"
+    if replay.filter.zero_variance and learner.group_size == 1:
+        yield (
+            "replay.filter.zero_variance learner.group_size: the filter would drop every group, since a single score "
+            "equals itself; set the first to false"
+        )
     yield from old_groups_conflicts(replay)
     if replay.source is not None and not Path(replay.source).is_dir():
         yield "replay.source: name the replay folder of a finished run, such as runs/NAME/replay"

@@ -189,7 +189,8 @@ def _weightless(scoring: ScoringConfig) -> Iterator[str]:
         **dict.fromkeys(("steps", "prm"), shaping.process_weight or shaping.prm_aggregation == "per_step"),
         GROUP_KIND: shaping.outcome_weight or shaping.prm_acc_bonus_weight,
     }
-    for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
+    named = {source: needs(scoring, source) for source in (*scoring.rules, *scoring.manager.sources, *scoring.needs)}
+    for source, kinds in {"any source": configured(scoring), **named}.items():
         if kinds and not shaping.environment_weight and not any(counts[kind] for kind in kinds):
             yield (
                 f"scoring.shaping.outcome_weight: no kind of score of {source} ({', '.join(kinds)}) has a weight in "

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from operator import attrgetter
 
 from asyncrl.config.checks.conflicts import conflicts
+from asyncrl.config.refusals import refusal_of
 from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.placement import Placement, settle
@@ -21,7 +23,8 @@ them."""
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:
     """Raises ConfigError, with a line for each combination that cannot work."""
-    if lines := [*conflicts(config), *_without_gpus(config.scoring, config.model.attention, placement)]:
+    combinations = (refusal_of(each, lambda key: attrgetter(key)(config)) for each in conflicts(config))
+    if lines := [*combinations, *_without_gpus(config.scoring, config.model.attention, placement)]:
         raise ConfigError("\n".join(lines))
 
 

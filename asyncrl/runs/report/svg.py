@@ -71,10 +71,11 @@ def draw(plot: Plot) -> DrawnPlot | None:
     found = [(series, points) for series, points in found if points]
     if not found:
         return None
-    bin_size = max(-(-len(points) // MOST_POINTS) for _, points in found)
-    curves = [binned(points, bin_size if len(points) > MOST_POINTS else 1) for _, points in found]
+    curves = [points for _, points in found]
     if plot.is_stacked:
         curves = _stacked(curves)
+    bin_size = max(-(-len(points) // MOST_POINTS) for points in curves)
+    curves = [binned(points, bin_size if len(points) > MOST_POINTS else 1) for points in curves]
     frame = _Frame.around(curves, plot.is_share, plot.is_stacked)
     body = Markup("").join(
         _area(frame, points, curves[at - 1] if at else None, at)

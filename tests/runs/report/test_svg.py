@@ -54,6 +54,16 @@ def test_stacked_curves_lie_on_each_other() -> None:
     assert [last for _, _, last in drawn.legend] == ["1", "2"]
 
 
+def test_a_curve_that_begins_late_makes_no_gaps_in_the_one_below_it() -> None:
+    many = 4 * MOST_POINTS
+    late = Series("b", range(many - 200, many), [2.0] * 200)
+    drawn = draw(plot(Series("a", range(many), [1.0] * many), late, is_stacked=True))
+    assert drawn is not None
+    *top, _, _ = (point.split(",")[1] for point in _areas(drawn.svg)[0].get("points", "").split())
+    assert len(set(top)) == 1
+    assert len(top) == MOST_POINTS
+
+
 def _areas(svg: str) -> list[ElementTree.Element]:
     return ElementTree.fromstring(svg).findall("polygon")
 
