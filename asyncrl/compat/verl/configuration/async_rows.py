@@ -113,8 +113,8 @@ ROWS = (
         TOTAL,
         "`learner.steps`",
         None,
-        "`learner.steps` is this number of prompts divided by the prompts of a step, rounded down to whole versions, "
-        "but at least one version. With null, `learner.epochs` is used instead.",
+        "`learner.steps` is this number of prompts divided by the prompts of a step, rounded down to a multiple "
+        "of `learner.publish_every`, and at least that. With null, `learner.epochs` is used instead.",
     ),
     *(alias(f"{ROLLOUT}.{name}", f"actor_rollout_ref.rollout.{name}") for name in ("nnodes", "n_gpus_per_node")),
     none(ROLLOUT, "n", "verl reads `actor_rollout_ref.rollout.n`."),

@@ -157,9 +157,9 @@ ROWS = (
         f"{CORRECTION}.rollout_is",
         "`algorithm.correction`",
         None,
-        "`truncate` at this level, or `mask` if `rollout_is_threshold` has two bounds. null becomes `truncate` with "
-        "`cap=2`, because episodes may be older than the policy that trains on them. In bypass mode, no correction "
-        "sets weights.",
+        "`truncate` for each token or each sequence, as given, or `mask` if `rollout_is_threshold` has two bounds. "
+        "null becomes `truncate` with `cap=2`, because episodes may be older than the policy that trains on them. In "
+        "bypass mode, no correction sets weights.",
         _correction,
     ),
     used(

@@ -242,8 +242,9 @@ ROWS = (
         "`scoring.*`, `actor.step_split`",
         "naive",
         "`naive` and `dapo` set nothing; `prime` and `remote` set `scoring.rule_processes`. `qwen_prm` and "
-        "`skywork_prm` set `scoring.prm` and `scoring.shaping`, so that the process scores are the whole reward. "
-        "`batch`, `gdpo`, `rate_limited` and classes of yours become `scoring.manager.name`, and score whole groups.",
+        "`skywork_prm` set `scoring.prm` and `scoring.shaping`, so that process scores and bonuses are the whole "
+        "reward. `batch`, `gdpo`, `rate_limited` and classes of yours become `scoring.manager.name`, and score whole "
+        "groups.",
         _manager,
     ),
     used(MANAGER_SOURCE, "`scoring.manager.name`", "register", "`importlib` means a class of yours."),
