@@ -91,7 +91,7 @@ def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[]
             raise
         aside = set_aside(run_dir)
         log.info("the run in %s never began a step, so it starts over; its old files are in %s", run_dir, aside)
-        check_tasks()  # The old record has been moved, so this records the files of tasks again.
+        check_tasks()  # No episode of the old tasks is left, so this records the files of the new ones.
 
 
 def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
@@ -107,14 +107,14 @@ def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
 
 
 def forget_end(run_dir: Path) -> None:
-    """Remove the summary of the run's earlier end, now that its roles start again. If this start is killed, it writes
-    no summary, and the run has no result."""
+    """Remove the summary of the run's earlier end, now that its roles start again. Otherwise, if this start is killed
+    and so writes no summary, the earlier result would seem to be that of this start."""
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
 
 
 def is_finished(learner: LearnerConfig, values: Mapping[str, Any], run_dir: Path) -> bool:
-    """True, with a message, if the run has ended with exactly the steps that the learner shall do, and the model that
-    it exports is there. False without `learner.steps`, because the steps are unknown then. Raises ConfigError: the
+    """True, with a message, if the run has ended after exactly `learner.steps` steps, and its exported model is there
+    (with `learner.export`). False without `learner.steps`, because the steps are unknown then. Raises ConfigError: the
     folder holds a run with other values."""
     run, steps = Run(run_dir), learner.steps
     if steps is None or run.end() != "done" or steps_in_newest_checkpoint(run_dir) != steps:

@@ -28,7 +28,7 @@ from asyncrl.launch.preflight.paths import check_imports, named_code
 from asyncrl.launch.preflight.settled import check_plan
 
 OPTION, POOLS = "--plan", "pools"
-NO_GPUS = f"no host has a GPU for the servers: cluster.gpus=N plans for hosts that have some, and {SERVERS_ON_CPU}\n"
+NO_GPUS = f"no host has a GPU for the servers: set cluster.gpus=N to plan for hosts with GPUs; {SERVERS_ON_CPU}\n"
 
 
 def run_or_plan(run: Callable[[TrainConfig], int | None], words: Sequence[str]) -> int:
@@ -59,6 +59,8 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     check_imports([each for each in named if each.setting.startswith(("algorithm.", "actor.environment"))])
     check_algorithm(config)
     batch_size = config.learner.batch_size
+    if option == f"{OPTION}=":
+        raise ConfigError(f"{option} names no hosts: write {OPTION}=N for N hosts, or {OPTION} for those of this run")
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)
         one_machine = len(hosts) == 1
@@ -88,7 +90,8 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
 
 
 def _fitting_lines(server: ServerConfig, actor: ActorConfig, batch_size: int, placement: Placement) -> Iterator[str]:
-    """Yield what the servers of the actors are given, in a line for each number of servers that an actor has."""
+    """Yield lines with what each server of an actor is given. Actors may have different numbers of servers, and each
+    such number has a line."""
     for servers in sorted({role.servers for role in placement.of("actor")}):
         if words := fitting_words(server, actor.at_once(batch_size), servers, actor.asks_in_parallel):
             yield f"each server is given {words}\n"

@@ -80,8 +80,8 @@ class RunSummary:
       accepted tokens (`masked`). The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
       waits reached their limit.
     - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
-    - `dead_letters` counts the dead letters that are kept, by their kind. Those of scorings and of skipped plans are
-      the trajectories that were given up.
+    - `dead_letters` counts the dead letters that are kept, by their kind. Each one of a scoring or of a skipped plan
+      stands for a trajectory that was given up.
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
     - `changes` are the keys of the configuration that changed when the run resumed, each with the first step that used
       the new value.
@@ -90,9 +90,9 @@ class RunSummary:
     - `shares` are the truncated share of the newest episodes, and the malformed share of the newest tool calls.
     - `warnings` say what is wrong with the run, also those of its newest start. `remarks` say what else is worth
       knowing.
-    - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has
-      the shares of the steps' time in which the learner was idle or waited for labels. Of the actors' time it has the
-      share in which their engines were idle.
+    - `speed` has the seconds for which the first actor ran, sampled tokens a second and the largest lag. It also has
+      shares of the steps' time (the learner was idle, or waited for labels) and of the actors' time (their engines were
+      idle).
     - `files` are the existing folders, by their content.
     - `next` has the commands to use next.
     """
@@ -242,7 +242,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     remarks = [remark for remark in health.remarks if remark != reason]
     if not steps.trained and result == "stopped":
         remarks.append("the run was stopped before its first step, so nothing was trained")
-    elif not steps.trained:
+    elif not steps.trained and result not in ("done", "running"):
         failures_in = f" and `asyncrl inspect dead-letters {quoted(run_dir)}`" if found.reasons else ""
         warnings.append(f"no step was trained: see {run_dir / 'logs'}{failures_in}")
     return RunSummary(
@@ -341,7 +341,7 @@ def _speed(run: Run, steps: _Steps, waited_for_labels_s: float) -> dict[str, flo
 
 def files_of(run: Run, done: bool) -> dict[str, str]:
     """The existing folders of a run, by their content."""
-    # An unfinished run has exports only from an earlier end with fewer learner.steps, and they are out of date.
+    # If an unfinished run has exports, it wrote them at an earlier end, with fewer learner.steps. So they are old.
     names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 

@@ -70,6 +70,7 @@ def test_the_hosts_that_pools_describe_are_planned_without_a_connection(capsys: 
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
+        ("--plan=", "write --plan=N for N hosts, or --plan for those of this run"),
         ("--plan=0", "write a number of hosts, at most 100,000, or pools"),
         ("--plan=many", "write a number of hosts, at most 100,000, or pools"),
         ("--plan=1000000000", "write a number of hosts, at most 100,000, or pools"),

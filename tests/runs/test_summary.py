@@ -191,6 +191,10 @@ def test_a_run_that_was_stopped_before_its_first_step_has_no_warning_and_no_word
     assert f"warning            no step was trained: see {tmp_path / 'logs'}\n" in failed
 
 
+def test_a_run_that_shall_train_nothing_has_no_warning(tmp_path: Path) -> None:
+    assert "no step was trained" not in write_summary(Run(tmp_path), 0, "done", "", RESUME)
+
+
 def test_its_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
     run_dir = tmp_path / "it's mine"
     write_metrics(run_dir, [0.5])

@@ -14,6 +14,7 @@ from asyncrl.observe.shown_text import shown_text
 from asyncrl.runs.decoding import Decode, decoder
 from asyncrl.runs.inspect.episode import step_scores
 from asyncrl.runs.run import Run
+from asyncrl.runs.summary import quoted
 from asyncrl.text import shortened
 from asyncrl.types import Role, ToolCall, Turn, process_score
 
@@ -130,12 +131,12 @@ def _without_marks(text: str) -> str:
 
 def try_next(run_dir: Path) -> str:
     """Commands to try after the demo, each with its effect, in two columns."""
-    asyncrl = runnable()
+    asyncrl, folder = runnable(), quoted(run_dir)
     things = {
-        f"{asyncrl} dashboard {run_dir}": "a page with curves and episodes of the run",
-        f"{asyncrl} inspect list {run_dir} --sort reward": "the episodes, the best first",
+        f"{asyncrl} dashboard {folder}": "a page with curves and episodes of the run",
+        f"{asyncrl} inspect list {folder} --sort reward": "the episodes, the best first",
         f"{asyncrl} demo run.name=dapo algorithm=dapo": "the demo with another algorithm",
-        f"{asyncrl} evaluate {run_dir}": "pass@k of the trained policy on the held-out tasks",
+        f"{asyncrl} evaluate {folder}": "pass@k of the trained policy on the held-out tasks",
     }
     width = max(map(len, things)) + 2
     return "\nFour things to try next:\n" + "".join(f"  {command:<{width}}{what}\n" for command, what in things.items())

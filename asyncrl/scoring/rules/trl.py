@@ -48,6 +48,8 @@ class _Log:
         self.texts += [f"{column}: {value}" for value in values]
 
     def metric(self, name: str, value: float) -> None:
+        if name in ("score", REASON):
+            raise ValueError(f"log_metric cannot use the name {name}, which a rule's result has already")
         self.numbers[name] = value
 
 
@@ -62,8 +64,8 @@ class MissingColumnError(ScoringError):
 
     def __init__(self, function: str, missing: Sequence[str], task: Task, columns: Sequence[str]) -> None:
         super().__init__(
-            f"{function} takes {', '.join(missing)}, which task {task.id} lacks; its columns are {', '.join(columns)}: "
-            "name the missing column in data.columns (docs/trl.md), or give the parameter a default value"
+            f"{function} takes {', '.join(missing)}, which task {task.id} lacks. The task has {', '.join(columns)}. "
+            "Name the missing column in data.columns (docs/trl.md), or give the parameter a default value"
         )
         self.function, self.missing, self.columns = function, missing, columns
 
@@ -102,7 +104,8 @@ class TrlFunction:
         """The reward of one episode.
 
         Raises ScoringError, which names the function and the task: the task lacks a column, the function raised an
-        error, or its result is not a list with exactly one reward. The message has the line that defines the function.
+        error, or its result is not a list with exactly one reward. The message for a wrong result has the line that
+        defines the function.
         """
         log, task = _Log(), given.task
         self.check(task)

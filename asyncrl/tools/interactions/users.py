@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from asyncrl.errors import InteractionError
 from asyncrl.machine.finishing import finish
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.plain import copied
-from asyncrl.text import reason_of
+from asyncrl.text import reason_of, short_repr
 from asyncrl.tools.contained import contained
 from asyncrl.tools.interactions.base import Interaction
 from asyncrl.tools.results import Content, cut_content, read_content
@@ -167,7 +168,12 @@ class OpenInteraction:
         reply = self._read(result)
         if reply.score is None:
             score = await self._call("calculate_score", lambda user: user.calculate_score(self._id))
-            reply = self._read((reply.ends, reply.content, score))
+            if not _is_score(score):
+                raise self._calls.failed(
+                    f"calculate_score of {self._what} gave {short_repr(score)}; it must return None, or a finite "
+                    "number in the range of float32"
+                )
+            reply = reply._replace(score=None if score is None else float(score))
         self._responses += 1
         self._calls.counts.responses += 1
         self._calls.counts.ended += reply.ends
@@ -186,13 +192,14 @@ class OpenInteraction:
     def _read(self, result: Any) -> UserReply:
         """Read a response. Raises InteractionError: the response is not valid."""
         match result:
-            case (ends, message, (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
+            case (ends, message, score, *_) if _is_yes_or_no(ends) and _is_score(score):
                 if (content := self._content(message)) is not None:
                     content = cut_content(content, self._limits.max_chars)
                     return UserReply(bool(ends), content, None if score is None else float(score))
         raise self._calls.failed(
-            f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text "
-            "or a list of texts and images, a finite float32 score or None, and further data"
+            f"{self._what} gave {short_repr(result)}; generate_response must return (ends, message, score, data): "
+            "message is a text or a list of texts and images, and score is None or a finite number in the range of "
+            "float32"
         )
 
     def _content(self, message: Any) -> Content | None:
@@ -204,8 +211,8 @@ class OpenInteraction:
 
 
 def _is_score(value: Any) -> bool:
-    # A comparison with nan is false, so this also refuses nan.
-    return value is None or bool(abs(value) <= LARGEST_FLOAT32)
+    # A comparison with nan is false, so this also refuses nan. An infinite float16 is at most any float16.
+    return value is None or (isinstance(value, Real) and bool(abs(value) < inf and abs(value) <= LARGEST_FLOAT32))
 
 
 def _is_yes_or_no(value: Any) -> bool:

@@ -71,18 +71,22 @@ def _offered(actor: ActorConfig) -> list[tuple[McpServer, str, Function]]:
             name = str(function["name"])
             if name in offered:
                 other = offered[name][0]
-                whose = "twice" if other is server else f"as {other.setting} does"
-                raise ConfigError(f"{server.setting} offers {name} {whose}; set its prefix, or choose its tools")
+                if other is server:
+                    both = f"{offered[name][1]}, {listed}"
+                    raise ConfigError(f"{server.setting} has two tools that become {name} ({both}); choose its tools")
+                raise ConfigError(
+                    f"{server.setting} offers {name} as {other.setting} does; set its prefix, or choose its tools"
+                )
             offered[name] = server, listed, function
     return list(offered.values())
 
 
 def _check_installed(server: McpServer) -> None:
     try:
-        import mcp
+        import asyncrl.tools.mcp.session
     except ImportError as error:
         raise ConfigError(f"{server.setting} needs the package mcp: pip install 'asyncrl[mcp]' ({error})") from error
-    del mcp
+    del asyncrl
 
 
 @cache

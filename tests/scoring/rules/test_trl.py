@@ -61,6 +61,11 @@ def raises(completions, **kwargs):
     return [completions[0][0]["text"]]
 
 
+def logs_a_score(completions, log_metric, **kwargs):
+    log_metric("score", 1.0)
+    return [1.0]
+
+
 def one_number(completions, **kwargs):
     return 1.0
 
@@ -222,9 +227,10 @@ def test_arrays_and_series_are_lists_of_rewards(name: str) -> None:
             "raises",
             r"raises raised KeyError: 'text' \(.*test_trl\.py, line \d+\), at task task-0; its completion is a list",
         ),
+        ("logs_a_score", "logs_a_score raised ValueError: log_metric cannot use the name score, which a rule's result"),
         ("one_number", "one_number, at task task-0, returned 1.0; it must return a list"),
         ("too_many", "too_many, at task task-0, returned 2 rewards for 1 completion"),
-        ("correct", "correct takes answer, which task task-0 lacks; its columns are .*ground_truth.*default value"),
+        ("correct", "correct takes answer, which task task-0 lacks. The task has .*ground_truth.*default value"),
         ("a_set", r"a_set, at task task-0, returned \{1.0\}; it must return a list.*test_trl\.py, line \d+\)$"),
         ("no_list", r"returned array\(1.\), which cannot be read as a list \(TypeError.*test_trl\.py, line \d+\)$"),
         ("huge", r"huge, .* returned the reward 1000.*; a reward is a number of at most 3.4e\+38, or None"),

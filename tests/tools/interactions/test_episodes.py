@@ -179,7 +179,7 @@ def test_a_user_that_raises_or_takes_too_long_fails_its_episode_and_is_counted_a
 def test_a_response_that_is_none_fails_the_episode(response: Any):
     user = Recorded(scripted(response))
     users = on_offer(user)
-    with pytest.raises(InteractionError, match="generate_response must return whether the conversation ends, a text"):
+    with pytest.raises(InteractionError, match=r"generate_response must return \(ends, message, score, data\)"):
         play(["4"], users)
     assert (users.counts.failures, methods(user)[-1]) == (1, "finalize_interaction")
 
@@ -219,10 +219,26 @@ def test_a_turn_without_a_score_gets_that_of_calculate_score_if_there_is_one():
     assert play(["4"], on_offer(Recorded(scripted(response))))[0].turn_scores == []
 
 
-def test_a_long_message_is_cut():
-    user = Recorded(scripted((False, "§" * 1000, 0.0, {}), RIGHT))
+@pytest.mark.parametrize("score", ["high", float("nan"), np.float16("inf"), 10**400])
+def test_a_score_of_calculate_score_that_is_none_is_its_own_failure(score: Any):
+    class Late(Recorded):
+        async def calculate_score(self, instance_id: str) -> Any:
+            return score
+
+    users = on_offer(Late(scripted((True, "Bye.", None, {}))))
+    with pytest.raises(
+        InteractionError, match=r"calculate_score of the simulated user .* gave .*; it must return None"
+    ):
+        play(["4"], users)
+    assert users.counts.failures == 1
+
+
+@pytest.mark.parametrize("score", [0.0, None])
+def test_a_long_message_is_cut(score: float | None):
+    user = Recorded(scripted((False, "§" * 1000, score, {}), RIGHT))
     trajectory, _ = play(["4", "5"], on_offer(user, max_chars=100))
     assert CHATS[CHATML].text(trajectory.tokens).count("§") == 100
+    assert "[900 characters cut]" in CHATS[CHATML].text(trajectory.tokens)
 
 
 def test_a_user_that_is_not_on_offer_is_named():

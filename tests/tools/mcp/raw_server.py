@@ -38,6 +38,8 @@ def list_tools(request: dict[str, object], act: str) -> None:
         answer(request, {"tools": [{**TOOL, "name": f"act{number}"} for number in range(1000)]})
     elif act == "dotted":
         answer(request, {"tools": [{**TOOL, "name": "files.act/now"}]})
+    elif act == "alike":
+        answer(request, {"tools": [{**TOOL, "name": name} for name in ("a.b", "a/b")]})
     elif act == "calculator":
         answer(request, {"tools": [{**TOOL, "name": act}]})
     else:

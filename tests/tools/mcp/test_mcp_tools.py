@@ -370,6 +370,7 @@ asyncio.run(main())
         ({"s": raw("endless")}, "its list of tools is too long"),
         ({"s": raw("ok", tools=["dig"])}, r"actor\.mcp_servers\.s\.tools: the server does not list dig; it has act"),
         ({"s": raw("ok", prefix="p" * 70)}, "more than 64 letters"),
+        ({"s": raw("alike")}, r"has two tools that become a_b \(a\.b, a/b\); choose its tools"),
         ({"a": raw("ok"), "b": raw("ok")}, r"servers\.b offers act as actor\.mcp_servers\.a does; set its prefix"),
         ({"s": {"command": "no-such-program"}}, r"does not list its tools: .*No such file.*\(no-such-program\)"),
         ({"s": {"command": "sh", "args": ["-c", "echo no licence >&2; exit 4"]}}, "ended with status 4;.*no licence"),

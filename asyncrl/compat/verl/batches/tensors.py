@@ -142,10 +142,14 @@ class TensorBatch:
         return self.select(*(name for name in self._tensors if name not in names))
 
     def rename_key_(self, old: str | Sequence[str], new: str | Sequence[str]) -> TensorBatch:
-        """Rename tensors in place; a tensor with the new name is replaced. Raises KeyError: `old` does not exist."""
+        """Rename tensors in place, all at once; another tensor with a new name is replaced. Raises KeyError, and
+        renames nothing: an old name is missing."""
         olds, news = ([each] if isinstance(each, str) else list(each) for each in (old, new))
-        for before, after in zip(olds, news, strict=True):
-            self[after] = self.pop(before)
+        if missing := [each for each in olds if each not in self]:
+            raise KeyError(missing[0])
+        renamed = [(after, self.pop(before)) for before, after in zip(olds, news, strict=True)]
+        for after, tensor in renamed:
+            self[after] = tensor
         return self
 
     def to(self, device: str | int | torch.device) -> TensorBatch:

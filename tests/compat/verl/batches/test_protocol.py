@@ -138,6 +138,17 @@ def test_lengths_must_agree(tensors: Any, arrays: Any, problem: str) -> None:
     assert isinstance(caught.value, AsyncrlError)
 
 
+def test_names_are_swapped_and_shifted_at_once_and_a_missing_one_changes_nothing() -> None:
+    batch = DataProto.from_dict({"a": torch.zeros(2), "b": torch.ones(2)})
+    batch.rename(["a", "b"], ["b", "a"])
+    assert {name: tensor.tolist() for name, tensor in batch.batch.items()} == {"a": [1, 1], "b": [0, 0]}
+    batch.rename(["a", "b"], ["b", "c"])
+    assert {name: tensor.tolist() for name, tensor in batch.batch.items()} == {"b": [1, 1], "c": [0, 0]}
+    with pytest.raises(KeyError, match="zz"):
+        batch.rename(["b", "zz"], ["d", "e"])
+    assert set(batch.batch) == {"b", "c"}
+
+
 def test_a_field_that_does_not_fit_is_refused_when_it_is_set() -> None:
     data = make_batch()
     with pytest.raises(RuntimeError, match=r"shape \[3\], which does not begin with the batch size \[4\]"):
