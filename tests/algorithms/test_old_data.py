@@ -43,7 +43,16 @@ EXAMPLES = {
         make_updates([LOG2, 0.0, -LOG2], [1, 1, -2], [2, 1]),
         [0.06110921, 0.19914827, -1.15061283],
         [-0.19914827, -0.19914827, 0.67957046],
-        {},
+        {"faded": []},
+    ),
+    # W = 16: 16^2 exp(-45) = 7e-18. W = 1/8: (1/8)^2 exp(21 / 8) = .2157 where A > 0, and (1/8)^3 exp(14 / 8) = .01124
+    # where A < 0. W = 1/16: (1/16)^3 exp(15 / 8) = .0016.
+    "vespo marks sequences of nearly no weight": (
+        Vespo(),
+        make_updates([2 * LOG2, 2 * LOG2, -3 * LOG2, -3 * LOG2, -4 * LOG2], [1, 1, 1, -1, -1], [2, 1, 1, 1]),
+        [0, 0, 0.66422468, -0.034611255, -0.0060059494],
+        [0, 0, -0.21569647, 0.011239458, 0.0015919969],
+        {"faded": [0, 1, 4]},
     ),
     # W = 1/4 where A > 0: the weight is 1. W = 1/4 and 2 where A < 0: the weights are 1/4 and 1.
     "topr tapers bad sequences only": (
@@ -51,14 +60,14 @@ EXAMPLES = {
         make_updates([-2 * LOG2, 0.0, -2 * LOG2, 0.0, LOG2], [1, 1, -1, -1, -3], [2, 2, 1]),
         [1 + 2 * LOG2, 1, -0.25 * (1 + 2 * LOG2), -0.25, -3 * (1 - LOG2)],
         [-1, -1, 0.25, 0.25, 3],
-        {"high": [4]},
+        {"high": [4], "faded": []},
     ),
     "topr may take the mean of the log-ratios, and another cap": (
         Topr(level="geometric", cap=1.5),
         make_updates([-2 * LOG2, 0.0, LOG2], [-1, -1, -1], [2, 1]),
         [-0.5 * (1 + 2 * LOG2), -0.5, -1.5 * (1 - LOG2)],
         [0.5, 0.5, 1.5],
-        {"high": [2]},
+        {"high": [2], "faded": []},
     ),
     # (.5 (.2 + .4) - 1)^2 = .49 on two tokens, whose sum has the gradient 2 * 2 (-.7) .5. (-.25 + 2)^2 = 3.0625 on one.
     "oapl regresses the log-ratio of a sequence on its advantage": (

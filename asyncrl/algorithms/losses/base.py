@@ -19,6 +19,10 @@ from asyncrl.algorithms.log_ratios import at_level, clamp_log
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 
+FADED = 0.01
+"""A smaller weight has next to no effect. Losses that weigh whole sequences mark the tokens of such a sequence as
+`faded`."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Updates:

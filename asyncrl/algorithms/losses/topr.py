@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates, log_behaviour_ratio
+from asyncrl.algorithms.losses.base import FADED, Loss, TokenLosses, Updates, log_behaviour_ratio
 from asyncrl.algorithms.parts import param
 
 
@@ -36,4 +36,5 @@ class Topr(Loss):
     def __call__(self, updates: Updates) -> TokenLosses:
         bad, ratio = updates.advantages < 0, log_behaviour_ratio(updates, self.level).exp()
         weights = torch.where(bad, ratio.clamp(max=self.cap), 1.0)
-        return TokenLosses(-weights * updates.advantages * updates.logprobs, {"high": bad & (ratio > self.cap)})
+        marks = {"high": bad & (ratio > self.cap), "faded": weights < FADED}
+        return TokenLosses(-weights * updates.advantages * updates.logprobs, marks)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates, log_behaviour_ratio
+from asyncrl.algorithms.losses.base import FADED, Loss, TokenLosses, Updates, log_behaviour_ratio
 from asyncrl.algorithms.parts import param
 
 # Together with the bound of log-ratios, 20, these keep every weight finite in float32: exp(4 * 20) and exp(80).
@@ -20,8 +20,9 @@ class Vespo(Loss):
     Source: VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training, 2026 (there
     c1 is k and c2 is lambda), with the parameters of its code
     Caveat: W is a product, without the root of gspo, so most long sequences of old data have weights of nearly 0. The
-    weight is 1 at W = 1, and largest at W = k / lambda. Corrections must not set weights or treat tokens of a sequence
-    differently.
+    metric clip/faded is the share of tokens with a weight below 0.01. The weight is 1 at W = 1, and largest at
+    W = k / lambda. With proximal=behaviour the metric update/k3 has the distance to mu, and mismatch/k3 is 0.
+    Corrections must not set weights or treat tokens of a sequence differently.
     """
 
     name = "vespo"
@@ -40,4 +41,4 @@ class Vespo(Loss):
         power = torch.full_like(log_ratio, self.k_pos).masked_fill(negative, self.k_neg)
         decay = torch.full_like(log_ratio, self.lambda_pos).masked_fill(negative, self.lambda_neg)
         weights = (power * log_ratio - decay * log_ratio.expm1()).exp()
-        return TokenLosses(-weights * advantages * updates.logprobs)
+        return TokenLosses(-weights * advantages * updates.logprobs, {"faded": weights < FADED})

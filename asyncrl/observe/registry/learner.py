@@ -159,7 +159,12 @@ _POLICIES = (
     gauge("mismatch/behaviour_perplexity", "", "mean over sequences of exp(-mean log mu)"),
     gauge("mismatch/proximal_perplexity", "", "mean over sequences of exp(-mean log pi_prox)"),
     gauge("update/kl", "nats", "KL from the proximal policy to the trained policy, as k1"),
-    gauge("update/k3", "nats", "KL from the proximal policy to the trained policy, as k3"),
+    gauge(
+        "update/k3",
+        "nats",
+        "KL from the proximal policy to the trained policy, as k3. With algorithm.proximal=behaviour it is the "
+        "distance to the policy that sampled, and `mismatch/kl` and `mismatch/k3` are 0",
+    ),
     gauge("weight/mean", "", "mean of the corrected weights of the kept tokens"),
     gauge(
         "weight/ess",
@@ -175,6 +180,7 @@ _POLICIES = (
     gauge("weight_bin/BIN", "share", "kept tokens by their corrected weight, in the same bins; only with a correction"),
     gauge("clip/high", "share", "tokens beyond the upper clip bound of the loss"),
     gauge("clip/low", "share", "tokens beyond the lower clip bound of the loss"),
+    gauge("clip/faded", "share", "tokens with a weight below 0.01 in the losses vespo and topr"),
     gauge("clip/BOUND", "share", "tokens beyond another bound of the loss"),
     gauge("masked/CORRECTION", "share", "tokens that a correction drops"),
     gauge(

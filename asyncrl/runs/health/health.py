@@ -7,19 +7,17 @@ page, the report and the summary show these sentences, and decide nothing themse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from asyncrl.runs.health import trends
+from asyncrl.runs.health.drift import faded_weights, runaway_kl
 from asyncrl.runs.health.evidence import MALFORMED, TRUNCATED, Evidence, recent_counts
+from asyncrl.runs.health.finding import FEWEST_STEPS, LONG_WINDOW, WINDOW, Finding, Rule, last_steps, steps_text
 from asyncrl.runs.health.trends import Trend, values_of
 from asyncrl.runs.lines import Row
 
-WINDOW = 3
-"""A running run gets a warning after this number of bad steps in a row."""
-LONG_WINDOW, FEWEST_STEPS = 10, 5
-"""The number of steps over which shares of groups are averaged, and the smallest number that is enough to judge."""
 FEWEST_EPISODES = 30
 MAX_FAILED_SHARE = 0.1
 MAX_TRUNCATED = 0.5
@@ -40,43 +38,8 @@ value."""
 ENTROPY_RISE, ENTROPY_RISE_BY = 2.0, 1.0
 """An entropy has run away if it has grown by more than the factor ENTROPY_RISE, and by more than ENTROPY_RISE_BY
 nats."""
-LARGEST_KL = {
-    "kl_reference": (
-        1.0,
-        "the policy has left its reference: use a larger weight of algorithm.kl, or lower learner.lr",
-    ),
-    "update/k3": (0.2, "a single step changes the policy too much: lower learner.lr"),
-    "mismatch/k3": (
-        0.2,
-        "the engine samples from another policy than the learner trains. Usual are less than 0.01 if both have the "
-        "same weights. Check that they do (docs/weights.md), and that model, chat template and precision are the same "
-        "(model.dtype, engine.dtype, the arguments of servers). If the value was small at first, data of older "
-        "versions is too far off: lower learner.lr or replay.max_lag",
-    ),
-}
-"""The largest healthy mean of an estimate of a KL, in nats a token, and the advice for a larger one."""
-FAR_MISMATCH = 1.0
-"""A mismatch of engine and learner above this number of nats a token gets a warning for a single step. Data of
-older versions rarely explains so much."""
 OLD_DATA = 4.0
 """The smallest mean age of data, in versions, that can be the reason for a fall."""
-KL_NAMES = {
-    "kl_reference": "the KL to the reference (kl_reference)",
-    "update/k3": "the KL of an update (update/k3)",
-    "mismatch/k3": "the KL between engine and learner (mismatch/k3)",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A sentence about a run, and its kind. `is_good` is true for a remark, and false for a warning."""
-
-    kind: str
-    text: str
-    is_good: bool = False
-
-
-Rule = Callable[[Evidence], Finding | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +69,6 @@ def judge(seen: Evidence) -> Health:
     return Health(findings, {name: trend for name, trend in shown.items() if trend is not None})
 
 
-def _last(seen: Evidence, count: int, fewest: int) -> list[Row]:
-    """The last `count` trained steps. Empty if a running run has fewer than `fewest`."""
-    rows = list(seen.newest[-count:])
-    return [] if seen.is_running and len(rows) < fewest else rows
-
-
-def _steps(rows: Sequence[Row]) -> str:
-    first, last = rows[0]["step"], rows[-1]["step"]
-    return f"step {last}" if len(rows) == 1 else f"steps {first} to {last}"
-
-
 def _are_solved(rows: Sequence[Row]) -> bool:
     outcomes = values_of(rows, "outcome/mean")
     return len(outcomes) == len(rows) and min(outcomes) >= SOLVED
@@ -124,10 +76,10 @@ def _are_solved(rows: Sequence[Row]) -> bool:
 
 def learns_nothing(seen: Evidence) -> Finding | None:
     """Every reward of the last steps was the same, or the gradient of each of these steps was 0."""
-    rows = _last(seen, WINDOW, WINDOW)
+    rows = last_steps(seen, WINDOW, WINDOW)
     if not rows:
         return None
-    steps, level = _steps(rows), all(row.get("groups/zero_variance") == 1 for row in rows)
+    steps, level = steps_text(rows), all(row.get("groups/zero_variance") == 1 for row in rows)
     rewards = {row.get(f"reward/{end}") for row in rows for end in ("min", "max")}
     is_one = len(rewards) == 1 and None not in rewards
     if (is_one or (level and all(row.get("grad_norm") == 0 for row in rows))) and _are_solved(rows):
@@ -162,7 +114,7 @@ def _solved(seen: Evidence, rows: Sequence[Row]) -> Finding:
         )
     return Finding(
         "solved",
-        f"the policy solves the tasks of {_steps(rows)}: nearly every episode is right, so that they teach nothing "
+        f"the policy solves the tasks of {steps_text(rows)}: nearly every episode is right, so that they teach nothing "
         "more. This is a success, not a fault; harder tasks would teach more",
         is_good=True,
     )
@@ -170,7 +122,7 @@ def _solved(seen: Evidence, rows: Sequence[Row]) -> Finding:
 
 def equal_groups(seen: Evidence) -> Finding | None:
     """Nearly all groups have equal rewards, so only a few groups have different rewards to learn from."""
-    rows = _last(seen, LONG_WINDOW, FEWEST_STEPS)
+    rows = last_steps(seen, LONG_WINDOW, FEWEST_STEPS)
     shares = values_of(rows, "groups/zero_variance")
     if len(shares) < FEWEST_STEPS or fmean(shares) < NEARLY_ALL or (seen.group_size or 1) < 2:
         return None
@@ -180,7 +132,7 @@ def equal_groups(seen: Evidence) -> Finding | None:
         return _solved(seen, rows)
     return Finding(
         "equal",
-        f"in {fmean(shares):.0%} of the groups of {_steps(rows)} all rewards were equal (groups/zero_variance), so "
+        f"in {fmean(shares):.0%} of the groups of {steps_text(rows)} all rewards were equal (groups/zero_variance), so "
         "that these groups teach nothing. Use tasks that the policy solves sometimes, a larger learner.group_size, or "
         "a reward with more levels",
     )
@@ -301,7 +253,7 @@ def _age_of_data(seen: Evidence) -> str:
         return ""
     return (
         f". Old data may be the reason, too: they were {fmean(ages):.1f} versions old on average. A smaller "
-        "replay.max_lag may help, or algorithm=vespo if episodes are short (docs/studies.md)"
+        "replay.max_lag or another correction may help (docs/studies.md)"
     )
 
 
@@ -320,7 +272,7 @@ def reward_trend(seen: Evidence) -> Finding | None:
     is_nearly_solved = bool(outcomes) and fmean(outcomes) >= NEARLY_ALL
     if change.way == "up" or (not change.way and is_nearly_solved):
         return None
-    said = f"{change.first:.3g} in the first third of {_steps(rows)} and {change.last:.3g} in the last"
+    said = f"{change.first:.3g} in the first third of {steps_text(rows)} and {change.last:.3g} in the last"
     if change.way == "down":
         return Finding("reward_falls", f"the reward falls: it was {said} ({change.noise_text}). Try a lower learner.lr")
     return Finding(
@@ -351,28 +303,6 @@ def entropy_trend(seen: Evidence) -> Finding | None:
     return None
 
 
-def runaway_kl(seen: Evidence) -> Finding | None:
-    """A KL is far above the values of healthy runs."""
-    rows = _last(seen, WINDOW, WINDOW)
-    for name, (limit, advice) in LARGEST_KL.items():
-        values = values_of(rows, name)
-        if len(values) == len(rows) > 0 and min(values) > limit:
-            found = f"{KL_NAMES[name]} was {fmean(values):.2g} nats a token in {_steps(rows)}, far more than usual"
-            return Finding("kl", f"{found}: {advice}")
-    return _far_mismatch(seen)
-
-
-def _far_mismatch(seen: Evidence) -> Finding | None:
-    """Engine and learner disagreed in one of the newest steps, too far for any healthy run."""
-    name = "mismatch/k3"
-    known = {row["step"]: values[0] for row in seen.newest[-LONG_WINDOW:] if (values := values_of([row], name))}
-    step = max(known, key=known.__getitem__, default=None)
-    if step is None or known[step] <= FAR_MISMATCH:
-        return None
-    found = f"{KL_NAMES[name]} was {known[step]:.2g} nats a token in step {step}, far more than usual"
-    return Finding("kl", f"{found}: {LARGEST_KL[name][1]}")
-
-
 def rounded_adapters(seen: Evidence) -> Finding | None:
     """Rounding undoes most of what the adapters have learned, before the weights are published."""
     rows = list(seen.newest[-LONG_WINDOW:])
@@ -381,9 +311,9 @@ def rounded_adapters(seen: Evidence) -> Finding | None:
         return None
     return Finding(
         "rounded",
-        f"engines got only {fmean(kept):.0%} of what the adapters learned in {_steps(rows)} (weights/adapters_kept): "
-        "its changes are so small that rounding the merged weights to model.dtype undoes the rest. Raise learner.lr: "
-        "1e-5 to 1e-3 are usual for adapters",
+        f"engines got only {fmean(kept):.0%} of what the adapters learned in {steps_text(rows)} "
+        "(weights/adapters_kept): its changes are so small that rounding the merged weights to model.dtype undoes the "
+        "rest. Raise learner.lr: 1e-5 to 1e-3 are usual for adapters",
     )
 
 
@@ -411,6 +341,7 @@ RULES: tuple[Rule, ...] = (
     reward_trend,
     entropy_trend,
     runaway_kl,
+    faded_weights,
     rounded_adapters,
     unread_scores,
 )

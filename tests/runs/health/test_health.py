@@ -204,6 +204,22 @@ def test_a_held_out_result_far_below_its_best_one_is_said(shares: tuple[float, .
     assert bool(text) is bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("mismatch", "said"), [(0.0, "the distance to the policy that sampled"), (0.01, "a single step")]
+)
+def test_a_large_update_means_old_data_if_the_policy_that_sampled_is_the_proximal_one(
+    mismatch: float, said: str
+) -> None:
+    rows = [row(step, 0, 1, **{"update/k3": 0.5, "mismatch/k3": mismatch}) for step in range(12)]
+    assert said in texts(of_rows(rows))["kl"]
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.7, True), (0.2, False)])
+def test_a_loss_that_gives_most_tokens_no_weight_is_said(share: float, warns: bool) -> None:
+    seen = of_rows([row(step, 0, 1, **{"clip/faded": share}) for step in range(12)])
+    assert ("70% of the tokens of steps 2 to 11 a weight below 0.01" in texts(seen).get("faded", "")) is warns
+
+
 @pytest.mark.parametrize(("age", "named"), [(7.9, True), (1.2, False)])
 def test_the_warning_of_a_fallen_result_names_the_age_of_old_data(age: float, named: bool) -> None:
     evaluations = [{"step": 64 * at, "eval/accuracy": share, "eval/count": 500} for at, share in ((0, 0.2), (1, 0.01))]

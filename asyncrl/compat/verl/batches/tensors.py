@@ -145,7 +145,7 @@ class TensorBatch:
         """Rename tensors in place, all at once; another tensor with a new name is replaced. Raises KeyError, and
         renames nothing: an old name is missing."""
         olds, news = ([each] if isinstance(each, str) else list(each) for each in (old, new))
-        if missing := [each for each in olds if each not in self]:
+        if missing := [each for each in olds if each not in self._tensors]:
             raise KeyError(missing[0])
         renamed = [(after, self.pop(before)) for before, after in zip(olds, news, strict=True)]
         for after, tensor in renamed:

@@ -146,7 +146,7 @@ def test_names_are_swapped_and_shifted_at_once_and_a_missing_one_changes_nothing
     assert {name: tensor.tolist() for name, tensor in batch.batch.items()} == {"b": [1, 1], "c": [0, 0]}
     with pytest.raises(KeyError, match="zz"):
         batch.rename(["b", "zz"], ["d", "e"])
-    assert set(batch.batch) == {"b", "c"}
+    assert set(batch.batch.keys()) == {"b", "c"}
 
 
 def test_a_field_that_does_not_fit_is_refused_when_it_is_set() -> None:
