@@ -93,8 +93,8 @@ class ReplayConfig:
     )
     max_attempts: int = option(
         3,
-        "after this many failed attempts at an episode, or at its scoring, its whole group is dropped. Further "
-        "attempts are made only if a drop would throw away more episodes than these attempts take "
+        "after this many failed attempts at an episode, its whole group is dropped. So many failed scorings count as "
+        "one failed attempt. Further attempts are made only if a drop would throw away more episodes than they take "
         "(docs/replay.md#groups-of-which-a-member-fails)",
         "[1, inf)",
     )

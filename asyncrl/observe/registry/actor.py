@@ -74,7 +74,7 @@ _SURROUNDINGS = (
     counter(
         "python_ran_in_pause",
         "calls",
-        "calls whose session had ended because one of its processes ran between two calls, since the start",
+        "calls to a session that was ended because a process of it ran between two calls, since the start",
     ),
     counter("python_states_lost", "episodes", "episodes whose session ended because of this machine, since the start"),
     counter("environment_resets", "episodes", "episodes that an environment began, since the start"),

@@ -174,7 +174,7 @@ _POLICIES = (
     gauge(
         "ratio_bin/BIN",
         "share",
-        "sampled tokens by their raw importance weight w: BIN 8 is within a factor of 2^(1/64) of 1. BIN 9 to 16 "
+        "sampled tokens by their raw importance weight w: BIN 8 is from 2^(-1/64) to 2^(1/64). BIN 9 to 16 "
         "begin at 2^(1/64), 2^(1/32), 2^(1/16), 2^(1/8), 2^(1/4), 2^(1/2), 2 and 4. BIN 7 to 0 are the same for 1/w",
     ),
     gauge("weight_bin/BIN", "share", "kept tokens by their corrected weight, in the same bins; only with a correction"),
@@ -264,7 +264,7 @@ _WEIGHTS = (
     gauge(
         "weights/adapters_kept",
         "share",
-        "share of the adapters' change of the weights that remains after the merged weights are rounded to model.dtype",
+        "share of the adapters' change that is left once the merged weights are rounded to model.dtype",
     ),
     gauge("weights/prepare_s", "s", "time that the learner took to prepare the newest version for the engines"),
     counter("weights/refused", "requests", "requests for weights that the learner refused since its start"),

@@ -84,8 +84,8 @@ _SELECTION = (
         "decided/END/episodes",
         "trajectories",
         "trajectories by their END: trained (in a batch), masked (in a batch, but all their tokens were too old), "
-        "evicted, filtered, dropped or dead. A trajectory is counted only when all groups that began at the same "
-        "version as its group, or earlier, have ended",
+        "evicted, filtered, dropped or dead. A trajectory counts once all groups that began at its group's version or "
+        "earlier have ended",
     ),
     counter("decided/END/tokens", "tokens", "sampled tokens of the decided trajectories"),
     counter("decided/END/turns", "turns", "turns of the policy in the decided trajectories"),
@@ -105,8 +105,7 @@ _SELECTION = (
     gauge(
         "age_bias/QUANTITY/deviation",
         "",
-        "sum over trained groups of the difference between the group's QUANTITY and the mean of the groups of its "
-        "version, in standard deviations",
+        "sum over trained groups of QUANTITY less its mean over the groups of the same version, in standard deviations",
     ),
     gauge(
         "age_bias/QUANTITY/variance",
