@@ -76,8 +76,9 @@ class RunSummary:
     - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
     - `decided` has the number, mean length, turns and reward of the decided episodes by their end
       (`asyncrl.replay.batches.selection`).
-    - `old_groups` has the number of sampled tokens that were masked as too old (`tokens_masked`) and their share of the
-      accepted tokens (`masked`). The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
+    - `old_groups` has the numbers of sampled tokens that were thrown away with their group as too old
+      (`tokens_evicted`) or masked as too old (`tokens_masked`), and their shares of the accepted tokens (`evicted`,
+      `masked`). The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
       waits reached their limit.
     - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
     - `dead_letters` counts the dead letters that are kept, by their kind. Each one of a scoring or of a skipped plan
@@ -314,10 +315,11 @@ def _waited_s(run: Run) -> dict[str, float]:
 
 
 def _old_groups(counts: Mapping[str, int], waited_s: float) -> dict[str, float]:
-    masked = counts.get(MASKED, 0)
+    accepted = max(1, counts.get("tokens_accepted", 0))
+    tokens = {"evicted": counts.get("tokens_evicted", 0), "masked": counts.get(MASKED, 0)}
     return {
-        "tokens_masked": masked,
-        "masked": round(masked / max(1, counts.get("tokens_accepted", 0)), 4),
+        **{f"tokens_{name}": count for name, count in tokens.items()},
+        **{name: round(count / accepted, 4) for name, count in tokens.items()},
         "waited_s": round(waited_s, 1),
         "wait_limits": counts.get(LIMITS_REACHED, 0),
     }

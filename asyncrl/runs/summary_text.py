@@ -70,11 +70,13 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def old_groups_text(old: Mapping[str, float]) -> str:
-    """The effects of `replay.old_groups` on a run, for people. `old` is `RunSummary.old_groups`. Empty if there were
+    """What became of groups that were too old, for people. `old` is `RunSummary.old_groups`. Empty if there were
     none."""
-    parts = []
-    if old["tokens_masked"]:
-        parts.append(f"{old['tokens_masked']:,.0f} sampled tokens masked ({old['masked']:.1%} of the accepted ones)")
+    parts = [
+        f"{old[f'tokens_{name}']:,.0f} sampled tokens {what} ({old[name]:.1%} of the accepted ones)"
+        for name, what in (("evicted", "thrown away"), ("masked", "masked"))
+        if old[f"tokens_{name}"]
+    ]
     if old["waited_s"]:
         parts.append(f"the learner waited {duration(old['waited_s'])} for them")
     if limits := old["wait_limits"]:

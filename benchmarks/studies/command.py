@@ -152,7 +152,7 @@ class _Asked:
         told += f"; one took {took}, so the others take {hours:.1f} hours, {parallel} at a time"
         if used := Spread.of(row["processor_seconds"] for row in ended):
             hours = (count - len(ended)) * used.median / 3600
-            told += f"; one took {used.median:.0f} s of a processor, so the others take {hours:.1f} hours of one"
+            told += f"; one used {used.median:.0f} s of one core, so the others use {hours:.1f} hours of one core"
         return told
 
     def curves(self) -> dict[tuple[str, ...], list[list[Row]]]:

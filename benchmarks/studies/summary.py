@@ -93,8 +93,8 @@ def cell_of(
         lag_mean=Spread.of(_mean(rows, "lag_mean") for rows in whole),
         lag_max=Spread.of(max(_known(rows, "lag_max"), default=None) for rows in runs),
         entropy=Spread.of(rows[-1]["entropy"] for rows in whole),
-        ess=Spread.of(min(_known(rows, "ess"), default=None) for rows in runs),
-        # Exactly 0 means that no policy was recomputed and compared.
+        # A divergence of exactly 0 means that no policy was recomputed and compared.
+        ess=Spread.of(min(_known(rows, "ess"), default=None) if _mean(rows, "k3") != 0 else None for rows in runs),
         k3=Spread.of(_mean(rows, "k3") or None for rows in whole),
         evicted_share=Spread.of(_evicted_share(rows[-1]) for rows in whole),
         trained_length=Spread.of(_trained_length(rows[-1]) for rows in whole),

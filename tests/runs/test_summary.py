@@ -84,16 +84,20 @@ def test_it_tells_what_became_of_old_groups(tmp_path: Path) -> None:
     with core.store.transaction() as tx:
         tx.add("wait_limits_reached")
         tx.add("tokens_masked", tx.counter("tokens_accepted") // 4)
-    masked = core.status()["tokens_masked"]
+        tx.add("tokens_evicted", tx.counter("tokens_accepted") // 2)
+    masked, evicted = core.status()["tokens_masked"], core.status()["tokens_evicted"]
     core.store.close()
     for shard, waits in (("replay-0", (3.0, 7.5, 1.0)), ("replay-1", (2.0, 4.0, 4.5))):
         for waited in waits:  # The first shard was restarted, and counts from 0 again.
             JsonLines(metrics_file(tmp_path, shard)).log(0, {"learner_waited_for_old_groups_s": waited})
     text = write_summary(Run(tmp_path), 4, "done", "", RESUME)
+    gone = f"{evicted} sampled tokens thrown away (50.0% of the accepted ones)"
     told = f"{masked} sampled tokens masked (25.0% of the accepted ones), the learner waited 8 s for them, 1 wait"
-    assert f"old groups         {told} reached the limit" in text
+    assert f"old groups         {gone}, {told} reached the limit" in text
     assert json.loads((tmp_path / SUMMARY_FILE).read_text())["old_groups"] == {
+        "tokens_evicted": evicted,
         "tokens_masked": masked,
+        "evicted": 0.5,
         "masked": 0.25,
         "waited_s": 8.5,
         "wait_limits": 1,

@@ -108,6 +108,7 @@ SPEED = {
     "waited_for_labels": "waited for labels",
 }
 OLD_GROUPS = {
+    "tokens_evicted": "tokens thrown away as too old",
     "tokens_masked": "tokens masked as too old",
     "waited_s": "seconds of waits for old groups",
     "wait_limits": "waits for old groups that reached their limit",

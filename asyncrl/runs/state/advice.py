@@ -182,7 +182,7 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     if seen.too_old <= MUCH_TOO_OLD:
         return
     lag, replay = settings.replay.max_lag, settings.replay
-    thrown = f"{seen.too_old:.0%} of the sampled tokens were thrown away as too old"
+    thrown = f"{seen.too_old:.0%} of the sampled tokens of the last {seen.steps} steps were thrown away as too old"
     larger, kept = f"raise replay.max_lag from {lag} to {lag + 1}", _ways_to_keep(settings)
     if replay.oversample > 1:
         yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"

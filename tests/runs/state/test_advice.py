@@ -116,14 +116,16 @@ KEPT = "; or keep such groups with a longer replay.old_groups.wait_s (docs/repla
         (
             shares(too_old=0.14),
             [
-                "14% of the sampled tokens were thrown away as too old: raise replay.max_lag from 2 to 3, or lower "
+                "14% of the sampled tokens of the last 20 steps were thrown away as too old: "
+                "raise replay.max_lag from 2 to 3, or lower "
                 f"actor.concurrency from 64{KEPT}"
             ],
         ),
         (
             shares(too_old=0.14, learner_idle=0.42),
             [
-                "14% of the sampled tokens were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
+                "14% of the sampled tokens of the last 20 steps were thrown away as too old: "
+                "raise replay.max_lag from 2 to 3; or lower "
                 "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
                 f"{KEPT}"
             ],
@@ -131,7 +133,8 @@ KEPT = "; or keep such groups with a longer replay.old_groups.wait_s (docs/repla
         (
             starved("episodes", actors_idle=0.5, pending=12.0, too_old=0.14),
             [
-                "14% of the sampled tokens were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
+                "14% of the sampled tokens of the last 20 steps were thrown away as too old: "
+                "raise replay.max_lag from 2 to 3; or lower "
                 "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
                 f"{KEPT}"
             ],
@@ -166,7 +169,8 @@ def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
     config = TrainConfig(model=ModelConfig(path="model"))
     config.replay.spare_batches = None
     assert advise(shares(too_old=0.14), settings_of(config)) == [
-        "14% of the sampled tokens were thrown away as too old, while the learner hardly waits: set "
+        "14% of the sampled tokens of the last 20 steps were thrown away as too old, while the learner hardly waits: "
+        "set "
         f"replay.sampler.kind=oldest replay.spare_batches=0.5{KEPT}"
     ]
     config.replay.sampler.max_times_sampled = 2
