@@ -38,8 +38,8 @@ INSTALL = {
 }
 NOBODY = "65534:65534"
 START_S = 60.0
-"""The maximum seconds that a container may take to start. An answer, too, may come this much later than the program's
-time limit."""
+"""The maximum seconds that a container may take to start. The report on a program, too, may arrive this many seconds
+after the program's time limit."""
 
 _END_S = 20.0
 _LONGEST_REPORT = 8 * MAX_OUTPUT_BYTES
@@ -199,7 +199,7 @@ class ContainerSandbox:
             *("--network=none", "--read-only", f"--tmpfs=/tmp:rw,size={limits.disk_mb}m,mode=1777", "--workdir=/tmp"),
             *(f"--memory={limits.memory_mb}m", f"--memory-swap={limits.memory_mb}m", "--cpus=1"),
             # The limit is higher by 1, because the container's first process counts, too.
-            *(f"--pids-limit={limits.processes + 1}", f"--ulimit=fsize={MAX_OUTPUT_BYTES}", "--ulimit=core=0", *cpu),
+            *(f"--pids-limit={limits.processes + 1}", "--ulimit=core=0", *cpu),
             *("--ulimit=nofile=64:64", "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}"),
             *("--env=HOME=/tmp", "--env=OMP_NUM_THREADS=1", "--env=OPENBLAS_NUM_THREADS=1"),
             *(*self._arguments, self._image, "python3", "-I", "-c", *texts),

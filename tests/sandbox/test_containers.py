@@ -89,6 +89,16 @@ def test_the_output_and_the_status_of_a_program(program: str, printed: str, stat
     within(named, act)
 
 
+def test_a_program_reads_all_of_a_long_input_and_cannot_write_as_much(named: tuple[str, str]):
+    async def act(sandbox: ContainerSandbox) -> None:
+        read = await sandbox.run("import sys; print(len(sys.stdin.read()))", LIMITS, stdin=b"x" * (3 << 20))
+        assert read == ProgramResult(f"{3 << 20}\n", 0)
+        wrote = await sandbox.run("import tempfile; tempfile.TemporaryFile().write(bytes(3 << 20))", LIMITS)
+        assert "File too large" in wrote.printed
+
+    within(named, act)
+
+
 def test_the_time_of_a_program_is_over(named: tuple[str, str]):
     async def act(sandbox: ContainerSandbox) -> None:
         program = "print('begun', flush=True); import time; time.sleep(600)"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -23,6 +24,7 @@ from contextlib import suppress
 from typing import IO, Any, NoReturn
 
 MAX_OUTPUT = 1 << 20
+"""The maximum number of bytes in a program's output, and in each file that the program writes."""
 KILLED = 128 + signal.SIGKILL
 PROC = "/proc"
 PR_SET_DUMPABLE = 4
@@ -139,9 +141,11 @@ def pass_on(cell: dict[str, Any], cells: int) -> None:
 
 def become_program(request: dict[str, Any], output: IO[bytes], requests: int, replies: int) -> None:
     """Run the program, or cells, in this process."""
-    given = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open until this process ends
+    given = tempfile.TemporaryFile()  # noqa: SIM115 - open until this process ends
     given.write(request.get("stdin", "").encode(errors="replace"))
     given.seek(0)
+    # docker's own limit would also hold for the file of standard input.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_OUTPUT, MAX_OUTPUT))
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(given.fileno(), 0)
     os.dup2(output.fileno(), 1)
