@@ -79,10 +79,16 @@ class FakeReplay:
         with self._lock:
             self.core.ask(RenewLease("s"))
 
-    def label(self, labels: Sequence[Labels]) -> None:
+    def label(self, labels: Sequence[Labels]) -> list[RefusedError | WireError | None]:
         with self._lock:
-            for each in labels:
-                self.core.put_labels(each)
+            return [self._refused(each) for each in labels]
+
+    def _refused(self, labels: Labels) -> RefusedError | WireError | None:
+        try:
+            self.core.put_labels(labels)
+        except (RefusedError, WireError) as error:
+            return error
+        return None
 
     def label_group(self, labels: Sequence[Labels]) -> None:
         with self._lock:

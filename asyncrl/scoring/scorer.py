@@ -3,8 +3,8 @@
 Every episode gets labels (see labels.py) or an error. An episode that cannot be scored does not affect others: if a
 model fails on a batch, the batch's members are scored one by one.
 
-If the server of a reward model seems to be unavailable, it gets an easy episode as a test. If it answers the test, it
-is available. Its first error then counts as a failure of the episode that was to be scored.
+If a call of a reward model's server reports that the server is unavailable, the server gets an easy episode as a test.
+If it answers the test, it is available, and the episode of the failed call has failed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Scorer:
         self, leases: Sequence[Lease], called: Callable[[], None] = lambda: None
     ) -> Iterator[ScoredEpisode | ScoringError]:
         """Yield the result of each lease in the order of `leases`, as soon as it and all results before it are ready.
-        An error may be a KindUnavailableError.
+        An error is a KindUnavailableError if the service of any of its kinds is unavailable.
 
         Rules, managers and the function of step rewards run while the models do. If a group was leased as a
         whole, `leases` must have the leases of all its members. `called` is called when a call of a model has ended,
@@ -97,7 +97,8 @@ class Scorer:
         steps = self._score_with("prm", self._prm, self._step_scores, leases, called)
         for index, lease in enumerate(leases):
             scores = rules.get(index), outcomes.get(index), steps.get(index), rewarded.get(index), judged.get(index)
-            yield _attempt(partial(self._labeller.label, lease, *scores))
+            away = next((each for each in scores if isinstance(each, KindUnavailableError)), None)
+            yield away or _attempt(partial(self._labeller.label, lease, *scores))
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
         """The scores that managers give to the leases of whole groups. The keys are the indices of the leases."""

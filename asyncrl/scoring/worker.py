@@ -145,25 +145,21 @@ class ScoringWorker:
             if isinstance(failure, KindUnavailableError):
                 self._outages.begin(failure, self._clock())
                 self._stats.count_failure("waited", len(unit))
-            elif failure is not None:
+                continue
+            self._outages.end(unit[0].kinds, self._clock())
+            if failure is not None:
                 self._fail(unit, failure)
-            else:
-                self._outages.end(unit[0].kinds, self._clock())
 
     def _send(self, scored: Sequence[tuple[Lease, ScoredEpisode]]) -> None:
-        """Deliver labels together; if the replay refuses them, one by one."""
+        """Deliver labels together. Those that the replay refuses are failures."""
         if not scored:
             return
-        try:
-            self._client.label([each.labels for _, each in scored])
-        except (RefusedError, WireError) as error:
-            if len(scored) == 1:
-                self._fail([scored[0][0]], error)
+        errors = self._client.label([each.labels for _, each in scored])
+        for pair, error in zip(scored, errors, strict=True):
+            if error is None:
+                self._count([pair])
             else:
-                for one in scored:
-                    self._send([one])
-        else:
-            self._count(scored)
+                self._fail([pair[0]], error)
 
     def _send_group(self, scored: Sequence[tuple[Lease, ScoredEpisode]]) -> None:
         try:
@@ -236,7 +232,7 @@ class Outages:
         return "; ".join(f"{kind}: {one_line(reason)}" for kind, reason in self._reasons.items())
 
     def end(self, kinds: Sequence[str], now: float) -> None:
-        """End the outages of these kinds, which gave scores."""
+        """End the outages of these kinds, whose services answered."""
         for kind in self._outages.keys() & set(kinds):
             del self._reasons[kind]
             logger.warning("%s is available again after %.0f s", kind, now - self._outages.pop(kind)[0])

@@ -74,7 +74,7 @@ def label_all(scorer: ReplayClient, count: int) -> set[str]:
     done: set[str] = set()
     while len(done) < count:
         names = [lease.trajectory.id for lease in scorer.lease(["rules"], 100, 1 << 30)]
-        scorer.label([make_labels(name) for name in names])
+        assert not any(scorer.label([make_labels(name) for name in names]))
         done.update(names)
     return done
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 
-from asyncrl.errors import RefusedError, StoppedError, UnavailableError
+from asyncrl.errors import RefusedError, StoppedError, UnavailableError, WireError
 from asyncrl.network.listener import Listener
 from asyncrl.replay.client import link as replay_link
 from asyncrl.replay.client.client import ReplayClient
@@ -21,7 +23,7 @@ from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.starts.feed import Feed
 from asyncrl.replay.store.records import DeadLetter
 from asyncrl.types import Labels
-from asyncrl.wire import PROTOCOL
+from asyncrl.wire import MAX_HEADER_BYTES, PROTOCOL
 from tests.helpers import GENEROUS_S, TOO_LARGE, make_labels, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
@@ -161,8 +163,22 @@ def test_labels_of_a_scorer_with_any_name_are_taken(replay: ReplayThread) -> Non
     for ticket in one.tickets([], 2):
         one.put(make_trajectory(ticket))
     for lease in one.lease(["rules"], 2, 1 << 20):
-        one.label([Labels(lease.trajectory.id, 1.0, 1.0, "scorer \udfff", extra={"rule/\ud800": 0.5})])
+        assert not any(one.label([Labels(lease.trajectory.id, 1.0, 1.0, "scorer \udfff", extra={"rule/\ud800": 0.5})]))
     assert one.status()["labelled"] == 2
+
+
+def test_labels_that_are_refused_or_cannot_be_encoded_do_not_keep_others_from_being_taken_once(
+    replay: ReplayThread,
+) -> None:
+    one = replay.client()
+    for ticket in one.tickets([], 4):
+        one.put(make_trajectory(ticket))
+    first, second, third, last = (make_labels(lease.trajectory.id) for lease in one.lease(["rules"], 4, 1 << 20))
+    unfit = replace(second, step_scores=np.ones(1, np.float32), step_ends=np.array([99], np.int32))
+    errors = one.label([first, unfit, replace(third, vote="x" * MAX_HEADER_BYTES), last])
+    assert [type(error) for error in errors] == [type(None), RefusedError, WireError, type(None)]
+    status = one.status()
+    assert (status["labelled"], status["late_labels"]) == (2, 0)
 
 
 def test_a_reply_that_cannot_be_encoded_fails_its_request_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import needs
-from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
+from asyncrl.errors import AsyncrlError, RefusedError, ScoringError, UnavailableError, WireError
 from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.starts.feed import Feed
 from asyncrl.scoring import answers
@@ -221,8 +221,10 @@ class ReplayOf(FakeReplay):
         super().renew()
         self.renewals += 1
 
-    def label(self, labels: Sequence[Labels]) -> None:
-        super().label(labels)
+    def label(self, labels: Sequence[Labels]) -> list[RefusedError | WireError | None]:
+        errors = super().label(labels)
         self.deliveries.append(len(labels))
         assert not any(each.trajectory_id in self.labelled for each in labels)
-        self.labelled |= {each.trajectory_id: each for each in labels if each.trajectory_id in self._final}
+        taken = [each for each, error in zip(labels, errors, strict=True) if error is None]
+        self.labelled |= {each.trajectory_id: each for each in taken if each.trajectory_id in self._final}
+        return errors

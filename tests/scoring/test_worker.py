@@ -181,7 +181,7 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
 
         def label(self, labels):
             clock.now += 0.5
-            super().label(labels)
+            return super().label(labels)
 
     replay = replay_of([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)], kind=Slow)
     worker(replay, clock, log).run(stop, threading.Event())
@@ -210,15 +210,14 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
 @pytest.mark.parametrize("error", [RefusedError("refused: too late"), WireError("cannot be encoded")], ids=str)
 def test_labels_that_are_refused_or_cannot_be_sent_are_a_failure_and_the_others_are_delivered(error):
     class Refusing(ReplayOf):
-        def label(self, labels):
-            if any(each.trajectory_id == feed_ticket(0) for each in labels):
-                raise error
-            super().label(labels)
+        def _refused(self, labels):
+            return error if labels.trajectory_id == feed_ticket(0) else super()._refused(labels)
 
     replay = replay_of([answered("72", index) for index in range(6)], kind=Refusing)
     worker(replay).work(threading.Event())
     assert set(replay.labelled) == {feed_ticket(index) for index in range(1, 6)}
     assert replay.failed == {feed_ticket(0): str(error)}
+    assert sum(replay.deliveries) == 6
 
 
 def test_a_stop_ends_the_work_after_what_is_being_delivered():
@@ -226,8 +225,8 @@ def test_a_stop_ends_the_work_after_what_is_being_delivered():
 
     class Stopping(ReplayOf):
         def label(self, labels):
-            super().label(labels)
             stop.set()
+            return super().label(labels)
 
     class OneByOne:
         """The next result comes when the last was delivered."""
@@ -248,8 +247,8 @@ def test_a_scorer_that_drains_scores_what_it_has_leased_and_leases_no_more():
 
     class Draining(ReplayOf):
         def label(self, labels):
-            super().label(labels)
             drain.set()
+            return super().label(labels)
 
     replay = replay_of([answered("72", index) for index in range(9)], [answered("72", 9)], kind=Draining)
     worker(replay).run(threading.Event(), drain)
@@ -349,6 +348,31 @@ def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve
     ((_, values),) = log.rows
     assert values["waited"] > 0
     assert values["failed"] == values["refused"] == 0
+
+
+def test_an_outage_ends_when_the_model_answers_even_with_a_failure(caplog):
+    clock, log = Clock(), Log()
+    replay = replay_of([answered("bad", 0)])
+    one = worker(replay, clock, log, ServedPRM(calls=2))
+    for _ in range(2):
+        one.work(threading.Event())
+        one.report()
+        clock.now += 1
+    (_, before), (_, after) = log.rows
+    assert before["unavailable"] == "prm: connection refused"
+    assert "unavailable" not in after
+    assert set(replay.failed) == {feed_ticket(0)}
+    assert "prm is available again after 1 s" in caplog.text
+
+
+def test_an_episode_whose_rule_fails_waits_while_its_model_is_unavailable():
+    clock, replay = Clock(), replay_of([answered("72", truth="none")])
+    one = worker(replay, clock, prm=ServedPRM(calls=2))
+    one.work(threading.Event())
+    assert replay.labelled == replay.failed == {}
+    clock.now += 1
+    one.work(threading.Event())
+    assert set(replay.failed) == {feed_ticket(0)}
 
 
 def test_an_episode_that_fells_the_service_fails_alone():

@@ -130,22 +130,23 @@ class ReplayClient:
         self, trajectories: Mapping[int, Trajectory], images: Mapping[bytes, bytes] | None = None
     ) -> dict[int, Outcome]:
         """Send each trajectory, with its images if `images` is given. Returns the outcome of each."""
-        outcomes: dict[int, Outcome] = {}
-        requests = {}
-        for at, trajectory in trajectories.items():
+        requests: list[Request | WireError] = []
+        for trajectory in trajectories.values():
             shown = [] if images is None else [images[name] for name in dict.fromkeys(trajectory.image_names)]
-            try:
-                frames = [*encode(trajectory_message(trajectory)), *shown]
-            except WireError as error:
-                outcomes[at] = error
-            else:
-                requests[at] = (protocol.PutTrajectory(len(shown)), frames)
-        for at, answer in zip(requests, self._link.answers(list(requests.values())), strict=True):
-            try:
-                outcomes[at] = _accepted(protocol.PutTrajectory.__name__, answer).read(messages.TEXT)
-            except (RefusedError, WireError) as error:
-                outcomes[at] = error
-        return outcomes
+            requests.append(_encoded(protocol.PutTrajectory(len(shown)), trajectory_message(trajectory), shown))
+        answers = self._deliver(requests)
+        return {
+            at: answer.read(messages.TEXT) if isinstance(answer, Answer) else answer
+            for at, answer in zip(trajectories, answers, strict=True)
+        }
+
+    def _deliver(self, requests: Sequence[Request | WireError]) -> list[Answer | RefusedError | WireError]:
+        """Send the requests that could be encoded. Returns for each request its answer or its error."""
+        encoded = [each for each in requests if not isinstance(each, WireError)]
+        answers = iter(self._link.answers(encoded))
+        return [
+            each if isinstance(each, WireError) else _answer_or_error(each[0].kind, next(answers)) for each in requests
+        ]
 
     def fail(self, ticket_id: str, reason: str) -> None:
         """Report that an episode failed, with the reason."""
@@ -169,11 +170,12 @@ class ReplayClient:
         """Renew the leases of this scorer."""
         self._send(protocol.RenewLease(self._worker))
 
-    def label(self, labels: Sequence[Labels]) -> None:
-        """Deliver labels. Returns once all are durable. If some labels are refused, the rest is still stored, and then
-        the first RefusedError is raised."""
+    def label(self, labels: Sequence[Labels]) -> list[RefusedError | WireError | None]:
+        """Deliver labels. Returns once all are durable or refused. Each result is the error with which the replay
+        refused the labels, or because of which they cannot be encoded. It is None for labels that were taken."""
         request = protocol.PutLabels(self._worker, self._incarnation)
-        self._send_all([(request, encode(labels_message(each))) for each in labels])
+        answers = self._deliver([_encoded(request, labels_message(each)) for each in labels])
+        return [None if isinstance(answer, Answer) else answer for answer in answers]
 
     def label_group(self, labels: Sequence[Labels]) -> None:
         """Deliver the labels of a group that was leased whole, in the order of the lease. Returns once all are durable.
@@ -329,6 +331,22 @@ def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
             found.append(at)
             brought[each.group_id] = shown | brought.get(each.group_id, set())
     return found
+
+
+def _encoded(request: ReplayRequest, message: Message, further: Sequence[Buffer] = ()) -> Request | WireError:
+    """The request with the frames of the message and these further ones, or the error of a message that cannot be
+    encoded."""
+    try:
+        return request, [*encode(message), *further]
+    except WireError as error:
+        return error
+
+
+def _answer_or_error(kind: str, answer: Answer) -> Answer | RefusedError:
+    try:
+        return _accepted(kind, answer)
+    except RefusedError as error:
+        return error
 
 
 def _accepted(kind: str, answer: Answer) -> Answer:

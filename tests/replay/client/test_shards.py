@@ -50,7 +50,7 @@ def work(client: ReplayClient, count: int, **scores: float) -> list[str]:
     tickets = client.tickets([], count)
     client.put_all([make_trajectory(ticket) for ticket in tickets])
     leases = client.lease(["rules"], 100, 1 << 20)
-    client.label([replace(make_labels(lease.trajectory.id), extra=scores) for lease in leases])
+    assert not any(client.label([replace(make_labels(lease.trajectory.id), extra=scores) for lease in leases]))
     return [ticket.id for ticket in tickets]
 
 
@@ -134,7 +134,9 @@ def test_a_step_that_only_some_shards_have_planned_is_trained_with_the_changed_a
 def play(client: ReplayClient, *outcomes: float) -> None:
     client.put_all([make_played(ticket) for ticket in client.tickets([], 4)])
     leases = client.lease(["rules"], 4, 1 << 20)
-    client.label([make_labels(each.trajectory.id, outcomes[index % 2]) for index, each in enumerate(leases)])
+    assert not any(
+        client.label([make_labels(each.trajectory.id, outcomes[index % 2]) for index, each in enumerate(leases)])
+    )
 
 
 @pytest.mark.slow

@@ -49,7 +49,9 @@ def train(client: ReplayClient, steps: range) -> None:
     for step in steps:
         for ticket in client.tickets([], 4):
             client.put(make_trajectory(ticket, step, length=TOKENS))
-        client.label([make_labels(lease.trajectory.id) for lease in client.lease(["rules"], 100, 1 << 20)])
+        assert not any(
+            client.label([make_labels(lease.trajectory.id) for lease in client.lease(["rules"], 100, 1 << 20)])
+        )
         assert client.plan(step) is not None
         client.published(step + 1)
         client.checkpointed(step + 1, step + 1)
