@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from asyncrl.errors import ScoringError
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.text import cut, short_repr
-from asyncrl.types import Reason, Task, Trajectory
+from asyncrl.types import LARGEST_FLOAT32, Reason, Task, Trajectory
 
 
 class Rule(Protocol):
@@ -91,7 +91,7 @@ SHORT_REASON_CHARS = 2000
 SKIPPED = object()
 """The score that means that a rule does not apply to an episode. The weighted sum leaves such a rule out."""
 NOT_FINITE = "not_finite"
-"""Among a rule's further numbers, the name of the count of those that were nan or infinite."""
+"""Among a rule's further numbers, the name of the count of those that were not finite as a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,11 @@ def completed(result: Any) -> Any:
 def read_result(result: object, rule: str = "a rule") -> tuple[float | None, dict[str, float]]:
     """The score in the result of `rule`, and its further numbers by name. The score is None if the rule does not apply.
 
-    Numbers that are not finite are left out, and counted under NOT_FINITE. Texts under TEXTS are left out too.
+    A number is finite if it is finite as a float32. Further numbers that are not finite are left out, and counted under
+    NOT_FINITE. Texts under TEXTS are left out too.
 
-    Raises ScoringError: the result is neither a finite number nor a mapping of names to numbers with a finite `score`.
+    Raises ScoringError: the result is neither a finite number nor a mapping of names to numbers with a finite `score`,
+    or its `acc` is not finite.
     """
     given = result if isinstance(result, Mapping) else {"score": result}
     if "score" not in given:
@@ -135,13 +137,12 @@ def read_result(result: object, rule: str = "a rule") -> tuple[float | None, dic
         for name, value in given.items()
         if not (name in TEXTS and isinstance(value, str)) and value is not SKIPPED
     }
-    score = numbers.pop("score", None)
-    if score is not None and not math.isfinite(score):
-        raise ScoringError(f"{rule}'s score is {score}; it must be a finite number")
-    extra = {name: value for name, value in numbers.items() if math.isfinite(value)}
-    if len(extra) < len(numbers):
-        extra[NOT_FINITE] = float(len(numbers) - len(extra))
-    return score, extra
+    extra = {name: value for name, value in numbers.items() if abs(value) <= LARGEST_FLOAT32}
+    if left_out := numbers.keys() - extra.keys():
+        for name in left_out & {"score", ACC}:
+            raise ScoringError(f"{rule}'s {name} is {numbers[name]}; it must be a finite number that fits into float32")
+        extra[NOT_FINITE] = float(len(left_out))
+    return extra.pop("score", None), extra
 
 
 def read_reason(result: object) -> str:

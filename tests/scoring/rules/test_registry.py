@@ -201,12 +201,16 @@ def test_what_holds_one_number_is_that_number(one):
 
 
 def test_a_further_number_that_is_not_finite_is_left_out_and_counted():
-    result = {"score": 1.0, "acc": 1.0, "ppl": float("nan"), "ratio": float("inf")}
-    assert read_result(result) == (1.0, {"acc": 1.0, "not_finite": 2.0})
+    result = {"score": 1.0, "acc": 1.0, "ppl": float("nan"), "ratio": float("inf"), "large for a float32": -1e39}
+    assert read_result(result) == (1.0, {"acc": 1.0, "not_finite": 3.0})
 
 
 @pytest.mark.parametrize(
-    "result", [None, torch.ones(2), "1", float("nan"), float("inf"), 10**400, {"acc": 1}, {"score": None}, [1.0]]
+    "result",
+    [
+        *(None, torch.ones(2), "1", float("nan"), float("inf"), 1e39, 10**400, {"acc": 1}, {"score": None}, [1.0]),
+        {"score": 1.0, "acc": float("nan")},
+    ],
 )
 def test_a_senseless_result_is_a_failure_and_not_a_zero(result):
     with pytest.raises(ScoringError, match=r"^mine"):

@@ -30,7 +30,7 @@ from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.scoring.judge_program import Answer, failed, serve
-from asyncrl.scoring.rules.base import NOT_FINITE, completed, plain, read_reason
+from asyncrl.scoring.rules.base import ACC, NOT_FINITE, completed, plain, read_reason
 from asyncrl.scoring.rules.verl import call_options
 from asyncrl.scoring.rules.votes import vote
 from asyncrl.scoring.verifier import policy_tokenizer
@@ -181,15 +181,17 @@ def _scores(result: Any, names: Sequence[str]) -> list[Score]:
 
 
 def _row(name: str, reward: float, extra: Mapping[str, Any]) -> Score:
-    """The score of one row. Extra values that are not finite numbers are left out. If some are infinite or nan, the
-    extra value NOT_FINITE counts them."""
+    """The score of one row. Extra values that are not finite numbers are left out, except that `acc` must be finite. If
+    some are infinite or nan, the extra value NOT_FINITE counts them."""
     if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward manager gave {name} the reward {reward}; it must be a finite number")
     numbers = {str(key): float(plain(value)) for key, value in extra.items() if isinstance(plain(value), Real)}
     finite = {key: value for key, value in numbers.items() if abs(value) <= LARGEST_REWARD}
+    if ACC in numbers.keys() - finite.keys():
+        raise ScoringError(f"the reward manager gave {name} the acc {numbers[ACC]}; it must be a finite number")
     counted = {NOT_FINITE: float(len(numbers) - len(finite))} if len(finite) < len(numbers) else {}
     # As in verl's validation, the outcome is `acc` if there is one, else the reward.
-    return reward, finite.get("acc", reward), finite | counted, vote(extra, lambda _: None, ""), read_reason(extra)
+    return reward, finite.get(ACC, reward), finite | counted, vote(extra, lambda _: None, ""), read_reason(extra)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,10 @@ def test_the_reward_is_the_sum_of_a_row_and_the_outcome_is_acc() -> None:
     [
         (None, "returned NoneType without `reward_tensor`"),
         ({"rewards": 1}, "returned dict without `reward_tensor`"),
+        (
+            {"reward_tensor": torch.zeros(2, 4), "reward_extra_info": {"acc": [1.0, math.nan]}},
+            r"gave row 1 \(t1\.1\.0\) the acc nan",
+        ),
         (torch.zeros(2, 0), r"returned rewards \[2, 0\] for 2 rows"),
         (torch.zeros(3, 4), r"returned rewards \[3, 4\] for 2 rows"),
         ({"reward_tensor": torch.zeros(2, 4), "reward_extra_info": {"a": [1]}}, "1 values of a for 2 rows"),
