@@ -25,6 +25,7 @@ from asyncrl.replay.store.records import (
     THROWN_AWAY,
     UNTRAINED,
     DeadLetter,
+    EvaluationRecord,
     GroupRecord,
     TicketRecord,
     TrajectoryRecord,
@@ -193,9 +194,10 @@ class OpenGroups:
         """Delete the untrained trajectories that are stored only because the run kept everything before its restart."""
         if self._settings.keeps_all or not tx.counter("kept_untrained"):
             return
+        sampled = {name for _, each in tx.items(EvaluationRecord.table, EvaluationRecord) for name in each.sample}
         for name in [key.decode() for key in tx.keys("data")]:
             state = TrajectoryRecord.of(tx, name).state
-            if state in UNTRAINED and DeadLetter.load(tx, name) is None:
+            if state in UNTRAINED and name not in sampled and DeadLetter.load(tx, name) is None:
                 forget(tx, name)
         tx.set("kept_untrained", 0)
 

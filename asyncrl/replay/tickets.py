@@ -61,9 +61,9 @@ class TicketQueue:
     def give(self, tx: Transaction, request: GetTickets) -> list[Ticket]:
         """Up to `request.want` tickets for an actor. Renews the actor's lease.
 
-        Tickets that were given to the actor in a lost reply come first. Evaluations come next, but at most for half of
-        the actor's slots while there are training tickets. While everything fails, few tickets are issued. If the tasks
-        are too large for one reply, the next reply has the rest."""
+        Tickets that were given to the actor in a lost reply come first, and tickets of evaluations come next. While
+        there are training tickets, evaluations get at most half of the actor's slots. While all episodes fail, only few
+        tickets are issued. If the tasks are too large for one reply, the next reply has the rest."""
         if self._actors.has_left(request.worker, request.incarnation):
             return []
         now = self._clock()
@@ -163,7 +163,9 @@ class TicketQueue:
         horizon = self._clock() - self._settings.longest_episode_s
         for name in [name for name, when in self._given.items() if when < horizon]:
             del self._given[name]
-            if TicketRecord.load(tx, name) is not None:
+            record = TicketRecord.load(tx, name)
+            # A ticket that was withdrawn and offered again may still wait for an actor.
+            if record is not None and record.worker:
                 self.fail(tx, name, "its actor held the ticket for longer than actor.episode_timeout_s")
 
     def put(
@@ -237,10 +239,9 @@ class TicketQueue:
             raise RefusedError(f"{name} was sampled by version {newest}, but the newest is {tx.counter('version')}")
 
     def fail(self, tx: Transaction, ticket: str, reason: str) -> None:
-        """Handle a failed episode."""
+        """Handle a failed episode. A failure whose ticket has ended has no effect."""
         record = TicketRecord.load(tx, ticket)
         if record is None:
-            tx.add("late")
             return
         self._stages.end(tx, Stage.TICKET, ticket, worker=record.worker, outcome="failed", reason=shorten(reason))
         self._groups.fail_member(tx, record.group, record.member, reason)

@@ -213,6 +213,15 @@ def test_of_each_evaluation_the_same_tasks_stay_to_be_read_and_old_ones_are_forg
     assert evaluated(Core(tmp_path / "other", make_settings()), 0) == []
 
 
+def test_a_sample_of_an_evaluation_stays_when_a_resumed_run_no_longer_keeps_everything(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(evaluation_sample=2, keep_steps=math.inf))
+    sample = evaluated(core, 0)
+    core.restart(make_settings(evaluation_sample=2))
+    assert [each.id for each in core.fetch(sample)] == sample
+    with core.store.transaction(write=False) as tx:
+        assert sum(name.startswith(b"e") for name in tx.keys("data")) == len(sample)
+
+
 def test_half_of_an_actors_slots_are_for_training_while_there_is_any_to_do(core: Core) -> None:
     core.evaluate(0)
     assert [ticket.purpose for ticket in core.tickets(1)] == ["eval"]
@@ -386,6 +395,28 @@ def test_an_episode_that_an_actor_held_over_a_restart_has_its_time_once_more_and
     core.tick(8.0)
     assert core.holding() == []
     assert core.status()["failures"] == 1
+
+
+def test_a_ticket_that_waits_for_an_actor_has_not_been_held_for_too_long(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(longest_episode_s=10.0, max_attempts=3), lease_s=100.0)
+    (ticket,) = core.tickets(1)
+    core.put(make_trajectory(ticket))
+    for _ in range(3):
+        core.scoring_failed(core.lease()[0].id)
+    (replacement,) = core.tickets(1)
+    assert core.requeue(ticket.id) == "scoring"
+    for _ in range(3):
+        core.scoring_failed(core.lease()[0].id)
+    core.tick(11.0)
+    assert core.status()["failures"] == 0
+    assert core.tickets(1)[0].id == replacement.id
+
+
+def test_a_failure_that_is_reported_twice_counts_once_and_not_as_late(core: Core) -> None:
+    (ticket,) = core.tickets(1)
+    for _ in range(2):
+        core.fail(ticket.id)
+    assert (core.status()["failures"], core.status()["late"]) == (1, 0)
 
 
 def test_the_audit_finds_each_trajectory_that_is_in_one_plan_too_many(tmp_path: Path) -> None:
