@@ -71,8 +71,8 @@ def _opened(
         _take_room_for_readers(path / READERS_FILE)
     environment = lmdb.open(str(path), max_dbs=len(names), readahead=False, **options)
     try:
-        _require_whole(environment, path / "data.mdb")
         create = not options.get("readonly", False)
+        _require_whole(environment, path / "data.mdb", writes=create)
         tables = {name: environment.open_db(name.encode(), dupsort=name in multiple, create=create) for name in names}
     except BaseException:
         environment.close()
@@ -113,11 +113,12 @@ def _take_room_for_readers(file: Path) -> None:
                 raise
 
 
-def _require_whole(environment: lmdb.Environment, file: Path) -> None:
+def _require_whole(environment: lmdb.Environment, file: Path, writes: bool) -> None:
     """Refuse a truncated file: a read beyond its end would kill the process with a signal.
 
     A few missing pages at the end are not damage: LMDB does not write pages that one transaction both took and freed.
-    This function adds the missing pages, which does not disturb another process that writes.
+    This function adds the missing pages, which does not disturb another process that writes. Raises OSError: the disk
+    of a process that writes is full, so that it can wait for room.
     """
     whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     missing = whole - file.stat().st_size
@@ -128,7 +129,7 @@ def _require_whole(environment: lmdb.Environment, file: Path) -> None:
             with file.open("r+b") as raw:
                 os.posix_fallocate(raw.fileno(), whole - 1, 1)
         except OSError as error:
-            if error.errno in NO_ROOM:
+            if writes and error.errno in NO_ROOM:
                 raise
             raise StoreError(f"{file} lacks its last {missing} bytes, and cannot be filled up: {error}") from error
 

@@ -111,7 +111,8 @@ def test_a_store_without_a_table_of_this_version_is_refused_with_what_to_do(stor
         StoreReader(tmp_path)
 
 
-def test_pages_that_were_freed_unwritten_at_the_end_are_no_truncation(store: Store, tmp_path: Path) -> None:
+def leave_pages_unwritten(store: Store) -> None:
+    """Free pages at the end of the store in the transaction that took them, and close the store."""
     with store.transaction() as tx:
         tx.put_bytes("data", "kept", b"k" * 10_000)
         for index in range(20):
@@ -119,6 +120,24 @@ def test_pages_that_were_freed_unwritten_at_the_end_are_no_truncation(store: Sto
         for index in range(20):
             tx.delete("data", f"{index}")
     store.close()
+
+
+def test_a_reader_that_lacks_room_for_the_last_pages_says_so_as_a_store_error(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    leave_pages_unwritten(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(StoreError, match="lacks its last .* No space left on device"):
+            StoreReader(tmp_path)
+    StoreReader(tmp_path).close()
+
+
+def test_pages_that_were_freed_unwritten_at_the_end_are_no_truncation(store: Store, tmp_path: Path) -> None:
+    leave_pages_unwritten(store)
     reader = StoreReader(tmp_path)
     with reader.transaction() as tx:
         assert tx.get_bytes("data", "kept") == b"k" * 10_000
