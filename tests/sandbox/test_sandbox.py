@@ -147,23 +147,26 @@ def test_nothing_outlives_a_call_that_is_cancelled(either: bool):
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["", "that has read nothing"])
-def test_nothing_outlives_a_caller_that_is_killed(either: bool, reads: bool):
+def test_nothing_outlives_a_caller_that_is_killed(either: bool, reads: bool, tmp_path: Path):
     mark = f"orphaned-{os.getpid()}-{either}-{reads}"
-    program = ESCAPES.format(mark=mark, end="time.sleep(600)")
+    program = "open('written', 'w').write('x')\n" + ESCAPES.format(mark=mark, end="time.sleep(600)")
     code = (
         "import asyncio, sys; from asyncrl.sandbox import sandbox\n"
         f"if not {reads}: sandbox._report = lambda *_: asyncio.sleep(600)\n"
         f"asyncio.run(sandbox.run(sys.stdin.read(), sandbox.SandboxLimits(600, 60), namespaces={either}))"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as caller:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True, env=environment) as caller:
         assert caller.stdin is not None
         caller.stdin.write(program)
         caller.stdin.close()
         sleepers = until(lambda: two(alive(mark)))
         started = psutil.Process(caller.pid).children(recursive=True)
         assert len({*started, *sleepers}) == PROCESSES[either] + 2
+        assert len(list(tmp_path.glob("*/written"))) == (not either)
         caller.send_signal(signal.SIGKILL)
     until(lambda: not living({*started, *sleepers}))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_program_that_starts_too_many_processes_is_held_or_stopped(either: bool):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -264,7 +265,7 @@ def test_nothing_outlives_a_session_that_is_closed_in_a_cell(either: bool):
     within(either, act)
 
 
-def test_nothing_outlives_a_caller_that_is_killed(either: bool):
+def test_nothing_outlives_a_caller_that_is_killed(either: bool, tmp_path: Path):
     mark = f"orphan-{os.getpid()}-{either}"
     program = f"""
 import asyncio, sys
@@ -276,11 +277,11 @@ async def main():
     print(await session.run("while True: pass", 600), flush=True)
 asyncio.run(main())
 """
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller:
+    command, environment = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as caller:
         assert caller.stdin is not None
         assert caller.stdout is not None
-        caller.stdin.write(sleeper(mark))
+        caller.stdin.write(f"{sleeper(mark)}; open('written', 'w').close()")
         caller.stdin.close()
         assert caller.stdout.readline() == f"{ProgramResult('', 0)}\n"
         # Its arguments show a while after its start.
@@ -289,8 +290,10 @@ asyncio.run(main())
         of_session = server.children(recursive=True)
         assert len(of_session) == PROCESSES[either] + 1
         assert sleeping in of_session
+        assert len(list(tmp_path.glob("*/written"))) == (not either)
         caller.send_signal(signal.SIGKILL)
     until(lambda: not living([server, *of_session]))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sessions_see_nothing_of_each_other(either: bool):

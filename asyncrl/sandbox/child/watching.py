@@ -47,14 +47,28 @@ def watch(options: Options) -> None:
     os.set_blocking(problem, False)
     with suppress(BlockingIOError):
         failed = os.read(problem, 4096)
-    report(options.control, b"failed " + failed if failed else f"status {status} {reason}".encode())
+    is_sent = report(options.control, b"failed " + failed if failed else f"status {status} {reason}".encode())
+    if not is_sent and not options.namespaces:
+        remove_folder()
     os._exit(0)
 
 
-def report(control: int, text: bytes) -> None:
-    # The write fails if the caller has ended.
-    with suppress(OSError):
+def report(control: int, text: bytes) -> bool:
+    """Send a text to the caller. Returns false if the caller has ended or expects no more texts."""
+    try:
         os.write(control, text)
+    except OSError:
+        return False
+    return True
+
+
+def remove_folder() -> None:
+    """Remove the program's folder, in which this process still is. A caller that has ended cannot remove it."""
+    import shutil  # This import takes milliseconds, and most watchers do not need it.
+
+    # The program may have removed the folder.
+    with suppress(FileNotFoundError):
+        shutil.rmtree(os.getcwd(), ignore_errors=True)
 
 
 def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
