@@ -98,7 +98,7 @@ class Scorer:
         for index, lease in enumerate(leases):
             scores = rules.get(index), outcomes.get(index), steps.get(index), rewarded.get(index), judged.get(index)
             away = next((each for each in scores if isinstance(each, KindUnavailableError)), None)
-            yield away or _attempt(partial(self._labeller.label, lease, *scores))
+            yield _attempt(partial(self._labeller.label, lease, *scores)) if away is None else away
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
         """The scores that managers give to the leases of whole groups. The keys are the indices of the leases."""

@@ -231,7 +231,8 @@ import threading
 from asyncrl.learner.ranks.launcher import run_ranks
 run_ranks({ranks_of(tmp_path, FOREVER)!r}, 2, threading.Event())
 """
-    launcher = subprocess.Popen([sys.executable, "-c", code])
+    # A launcher that is killed leaves its folder.
+    launcher = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         found = pids(tmp_path)
         if state == "stopped":

@@ -131,7 +131,7 @@ def test_a_reader_that_lacks_room_for_the_last_pages_says_so_as_a_store_error(
     leave_pages_unwritten(store)
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StoreError, match="lacks its last .* No space left on device"):
+        with pytest.raises(StoreError, match=r"lacks its last .* No space left on device"):
             StoreReader(tmp_path)
     StoreReader(tmp_path).close()
 
