@@ -19,26 +19,31 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
-    """Read messages of the API into the form that templates take. Raises RefusedError: a message is malformed or not
-    supported."""
+    """Read messages of the API into the form that templates take. Results without an id answer the calls of the turn
+    before them, in order. Raises RefusedError: a message is malformed or not supported."""
     names: dict[str, tuple[str, str]] = {}
-    return tuple(_message(message, names) for message in messages)
+    unanswered: list[str] = []
+    return tuple(_message(message, names, unanswered) for message in messages)
 
 
-def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
-    """Read one message. `names` maps the id of each earlier call to its tool and to the id that templates take."""
+def _message(message: Any, names: dict[str, tuple[str, str]], unanswered: list[str]) -> Message:
+    """Read one message. `names` maps the id of each earlier call to its tool and to the id that templates take.
+    `unanswered` are the tools of the last calls without a result."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
     content = _content(message.get("content"), role)
     if role == "tool":
-        name, number = names.get(str(message.get("tool_call_id")), ("unknown", ""))
+        id, tool = _id(message.get("tool_call_id")), unanswered.pop(0) if unanswered else "unknown"
+        name, number = names.get(id, ("unknown", "")) if id else (tool, "")
         known = {"tool_call_id": number} if number else {}
         return {"role": role, "name": str(message.get("name") or name), "content": content, **known}
     made = message.get("tool_calls") or () if role == "assistant" else ()
     if not isinstance(made, Sequence):
         raise RefusedError(f"tool_calls must be a list, not {made!s:.100}")
     calls = [_call(call, number, names) for number, call in enumerate(made)]
+    if calls:
+        unanswered[:] = [call["function"]["name"] for call in calls]
     read = {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
     reasoning = message.get("reasoning_content") or message.get("reasoning") if role == "assistant" else None
     return with_reasoning(read, reasoning if isinstance(reasoning, str) else "")
@@ -95,12 +100,16 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
         arguments = encodable(json.loads(arguments)) if isinstance(arguments, str) else arguments
         if not nested_within(arguments, MAX_LEVELS):
             raise ValueError(f"its arguments are nested in more than {MAX_LEVELS} levels")
-        id = str(call.get("id", ""))
+        id = _id(call.get("id"))
         given = {"id": id} if POLICY_ID.fullmatch(id) else {}
         names[id] = function["name"], id if given else call_id(number)
         return {"type": "function", "function": {"name": function["name"], "arguments": arguments}, **given}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise RefusedError(f"a tool call cannot be read: {error!r}") from error
+
+
+def _id(given: Any) -> str:
+    return "" if given is None else str(given)
 
 
 def read_tools(tools: Any) -> tuple[Message, ...]:

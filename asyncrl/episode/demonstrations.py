@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -61,7 +61,7 @@ def demonstration_tokens(
     - An assistant turn contains an end-of-turn token before its end, or a special token that begins another turn.
     - An assistant turn calls a tool that is not on offer, or with wrong arguments.
     """
-    messages = read_messages(list(with_names(shown.messages)))
+    messages = read_messages(shown.messages)
     tools = [as_tool(each) for each in shown.tools or functions.values()]
     check_calls(messages, tools, first=shown.context)
     turns = [
@@ -135,23 +135,6 @@ def turn_tokens(
             "learn to begin the next turn itself"
         )
     return written
-
-
-def with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the messages, and add the tool's name to a result that has neither a name nor the id of a call.
-
-    The function assumes that the tool results after a turn answer the turn's calls in their order.
-    """
-    waiting: list[str] = []
-    for message in messages:
-        calls = message.get("tool_calls")
-        if isinstance(calls, list) and calls:
-            waiting = [str(_function(call).get("name")) for call in calls]
-        if message["role"] == "tool" and waiting:
-            name = waiting.pop(0)
-            yield message if message.get("tool_call_id") or message.get("name") else {**message, "name": name}
-        else:
-            yield message
 
 
 def _function(call: Any) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from asyncrl.chat.chat_checks import as_tool
 from asyncrl.chat.image_blocks import image_blocks, without_images
 from asyncrl.chat.messages import read_messages
 from asyncrl.engine.base import Generation
-from asyncrl.episode.demonstrations import check_calls, check_turn, turn_tokens, with_names
+from asyncrl.episode.demonstrations import check_calls, check_turn, turn_tokens
 from asyncrl.episode.limits import EpisodeLimits
 from asyncrl.episode.recorder import CompletionRequest, Recorder
 from asyncrl.episode.steps import Split
@@ -54,7 +54,7 @@ class DemonstrationRecorder:
         task, chat = ticket.task, self.chat
         if image_blocks(task.messages):
             raise RefusedError("the task shows images, which demonstrations do not support")
-        messages = (*without_images(task.messages), *read_messages(list(with_names(task.demonstration))))
+        messages = (*without_images(task.messages), *read_messages(task.demonstration))
         schemas = [as_tool(each) for each in task.tools or self.functions.values()]
         functions = {each["function"]["name"]: each["function"] for each in schemas}
         check_calls(messages, schemas, first=len(task.messages))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +178,24 @@ def test_a_template_of_its_own_for_conversations_without_tools_may_take_no_null(
     for form in FORMS.values():
         assert "and?" in chat.text(chat.prompt(form, ()))
         assert '"name": "look"' in chat.text(chat.prompt(form, [TOOL]))
+
+
+def in_parallel(ids: Sequence[Any], results: Sequence[Any]) -> list[Message]:
+    """A turn with two calls of different tools, which have these `ids`, and their results with the ids `results`."""
+    functions = [{"name": name, "arguments": '{"a": 1}'} for name in ("look", "find")]
+    calls = [{"id": id, "type": "function", "function": each} for id, each in zip(ids, functions, strict=True)]
+    answers = zip(("looked", "found"), results, strict=True)
+    return [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *({"role": "tool", "content": text, "tool_call_id": id} for text, id in answers),
+    ]
+
+
+@pytest.mark.parametrize("ids", [(None, None), ("", ""), (0, 1), ("x", "y")])
+@pytest.mark.parametrize("name", ["mistral_small_3_2", "kimi_k2"])
+def test_each_result_answers_its_own_call_also_without_ids(name: str, ids: Sequence[Any]) -> None:
+    chat, tools = Chat(tokenizer(name)), [TOOL, {**TOOL, "function": {**TOOL["function"], "name": "find"}}]
+    expected = chat.text(chat.prompt(read_messages(in_parallel(("a", "b"), ("a", "b"))), tools))
+    for results in (ids, (None, None)):
+        assert chat.text(chat.prompt(read_messages(in_parallel(ids, results)), tools)) == expected
