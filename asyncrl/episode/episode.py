@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -128,6 +128,8 @@ class Episode:
         self._engine = runner.engine
         self._clock = runner.clock
         self._spans = runner.spans
+        self._running: Counter[str] = Counter()
+        self._started: dict[str, float] = {}
         self._room_changed = asyncio.Event()
 
     async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
@@ -221,14 +223,18 @@ class Episode:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, Value]]:
-        """Add to `phase` the seconds that the body of the `with` statement takes. The body may add values for the
-        timeline to the yielded dictionary."""
-        started = self._clock()
+        """Add to `phase` the seconds that the body of the `with` statement takes. Seconds in which several bodies of the
+        phase run are added once. The body may add values for the timeline to the yielded dictionary."""
+        if not self._running[phase]:
+            self._started[phase] = self._clock()
+        self._running[phase] += 1
         try:
             with self._spans.span(phase, episode=self.ticket.id) as values:
                 yield values
         finally:
-            self.seconds[phase] += self._clock() - started
+            self._running[phase] -= 1
+            if not self._running[phase]:
+                self.seconds[phase] += self._clock() - self._started[phase]
 
     def end(self) -> None:
         """End the episode: release the engine's sessions. Completions that are still in flight will not be recorded. A

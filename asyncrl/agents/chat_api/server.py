@@ -37,6 +37,7 @@ from asyncrl.episode.images import TooManyImagesError
 from asyncrl.episode.limits import LimitError
 from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
+from asyncrl.masking import masked_text
 from asyncrl.network.http_server import ConnectionBounds, HttpServer, shows_key
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.text import count_characters, encodable, nested_within, reason_of
@@ -212,7 +213,7 @@ class EpisodeServer:
             else:
                 endpoint.fault = error
                 self._error_logger.exception(f"episode {endpoint.episode.ticket.id} fails: {reason_of(error)}", error)
-            return _error(api, 503, str(error), "engine_error")
+            return _error(api, 503, masked_text(str(error)), "engine_error")
         if request.stream:
             return await _sent(http, _STREAM, api.events(request, answer), self._bounds.reading_s)
         body = json.dumps(answer).encode()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -94,11 +95,12 @@ async def episode(
     fails: tuple[type[Exception], str] | None = None,
     bounds: Bounds | None = None,
     images: ImageDesk | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Agent]:
     """An episode whose agent does what the body does. Then it has a trajectory, or `fails` so."""
     agent = Agent(ScriptedEngine(tokenizer, script, end=end), bounds)
     await agent.player.start()
-    runner = EpisodeRunner(agent.engine, Chat(tokenizer), agent.player, limits, images=images)
+    runner = EpisodeRunner(agent.engine, Chat(tokenizer), agent.player, limits, images=images, clock=clock)
     running = asyncio.create_task(runner.run(make_ticket("t/1"), lambda: None))
     try:
         yield agent

@@ -347,6 +347,31 @@ async def test_an_engine_that_fails_makes_no_trajectory_even_if_the_agent_hides_
         assert (await agent.post(user("two")))[0] == 503
 
 
+async def test_an_agent_reads_the_engines_error_without_passwords():
+    async def fails(session: str) -> str:
+        raise EngineError("http://user:hidden1@engine:30000 does not answer")
+
+    async with episode([fails], fails=(EngineError, "does not answer")) as agent:
+        status, answer = await agent.post(user("one"))
+        assert status == 503
+        assert "does not answer" in answer["error"]["message"]
+        assert "hidden1" not in answer["error"]["message"]
+
+
+async def test_seconds_in_which_several_completions_are_sampled_count_once():
+    now = 0.0
+
+    async def sampled(session: str) -> str:
+        nonlocal now
+        now += 1
+        return "a"
+
+    async with episode([sampled] * 8, clock=lambda: now) as agent:
+        await agent.ask(user("one"), n=8)
+        now += 3
+    assert agent.trajectory.timings == {"wait": 0.0, "generate": 8.0, "agent": 3.0}
+
+
 async def my_agent(task: Task, base_url: str, api_key: str) -> None:
     """An agent to be found by its path."""
 
