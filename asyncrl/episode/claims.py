@@ -34,8 +34,8 @@ class ClaimedSequence:
 
 
 def follow(recorder: Recorder, claim: ClaimedSequence) -> int:
-    """Make the record of an episode follow `claim`, and return the number of completions that are not in it. The
-    trajectory is truncated if sampled tokens are cut.
+    """Change the record of an episode so that it agrees with `claim`. Returns the number of completions that `claim`
+    leaves out. If `claim` ends within a completion, the trajectory counts as truncated.
 
     Raises RefusedError: the claim is false, or claims no token as sampled. Its message has the position of the first
     false token.
@@ -86,13 +86,11 @@ def _following(
     """
     branch, turn, length = completion.branch, completion.turn, len(claim.tokens)
     common = common_prefix(claim.tokens, completion.tokens)
-    if common <= turn.start and common < length:
+    if common <= turn.start:
         return None
     if common < turn.end:
         recorder.truncated |= common == length
         branch.cut(common)
-        if common <= turn.start:
-            return []
         turn = branch.turns[-1]
     span = slice(turn.start, turn.end)
     own = claim.sampled[span] & ~taken[span]

@@ -49,8 +49,8 @@ def demonstration_tokens(
     """The token ids int32[T] up to the end of the last assistant turn, and a mask bool[T] that is true on assistant
     turns. The first `shown.context` messages are rendered as a task's prompt, and are not learned.
 
-    The template lists the demonstration's own tools, or else all `functions` on offer, as for a task. Raises
-    RefusedError for these reasons:
+    The template gets the demonstration's own tools. If it has none, the template gets all `functions`, as for a task.
+    Raises RefusedError for these reasons:
 
     - The chat template does not take the messages.
     - There is no assistant turn.

@@ -109,12 +109,15 @@ def test_of_a_completion_that_an_agent_shortens_only_the_rest_is_trained() -> No
     assert np.flatnonzero(trajectory.loss_mask).tolist() == [2, 7]
 
 
-def test_a_sequence_that_ends_before_a_completion_leaves_it_out() -> None:
+@pytest.mark.parametrize("after", [[], [9]])
+def test_a_sequence_that_ends_before_a_completion_leaves_it_out(after: list[int]) -> None:
     recorder = new_recorder()
     first = ask(recorder, [1, 2], [3, 4])
     ask(recorder, [*first, 9], [5])
-    follow(recorder, claim([1, 2, 3, 4, 9], [0, 0, 1, 1, 0]))
-    assert finished(recorder).tokens.tolist() == [1, 2, 3, 4]
+    assert follow(recorder, claim([1, 2, 3, 4, *after], [0, 0, 1, 1, *[0] * len(after)])) == 1
+    trajectory = finished(recorder)
+    assert trajectory.tokens.tolist() == [1, 2, 3, 4]
+    assert trajectory.finish is Finish.COMPLETED
 
 
 def test_equal_tokens_of_two_branches_may_have_either_log_prob() -> None:

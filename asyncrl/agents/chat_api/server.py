@@ -101,8 +101,8 @@ class ChatCounts:
 class EpisodeEndpoint:
     """An episode that accepts requests with its key.
 
-    `fault` is an error of the engine, or of asyncrl itself, by which a request failed. If the agent then raises an
-    error, too, the episode fails with `fault`, not with the agent's error.
+    `fault` is the last error of the engine, or of asyncrl itself, that failed a request; None if there was none. The
+    episode then fails with `fault`, even if its agent returns a result or raises another error.
     """
 
     episode: Episode
