@@ -11,7 +11,7 @@ import aiohttp
 
 from asyncrl.agents.chat_api.result import AgentError
 
-FULL = ("context_length_exceeded", "turn_limit", "image_limit")
+FULL = ("context_length_exceeded", "turn_limit", "image_limit", "image_placeholder")
 """Error codes with which the endpoint refuses a request because the conversation has no room for another turn."""
 
 Message = Mapping[str, Any]

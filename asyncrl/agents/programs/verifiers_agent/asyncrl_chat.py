@@ -47,7 +47,7 @@ class LocalTools:
 
 LOCAL_TOOLS: ContextVar[LocalTools] = ContextVar("local_tools")
 
-ENDS = ("context_length_exceeded", "turn_limit")
+ENDS = ("context_length_exceeded", "turn_limit", "image_limit", "image_placeholder")
 """Error codes of the endpoint after which a conversation ends. The conversation up to that point is scored."""
 
 
@@ -150,8 +150,10 @@ class _Conversation(HarnessSession):
         return ProgramResult(0, "", "")
 
     async def close(self) -> None:
-        await super().close()
-        await self._stack.aclose()
+        try:
+            await super().close()
+        finally:
+            await self._stack.aclose()
 
     async def _open(self) -> list[dict[str, Any]]:
         """Open connections and tools. Returns the first messages."""
