@@ -54,7 +54,8 @@ class AnthropicMessages(Api):
         written = [each for message in messages for each in _as_messages(message)]
         if system := body.get("system"):
             written = [{"role": "system", "content": _text(system)}, *written]
-        tools, wants_call = _offered(_tools(body.get("tools") or []), body.get("tool_choice"))
+        choice = body.get("tool_choice")
+        tools, wants_call = _offered(_tools(body.get("tools") or []), choice)
         completion = CompletionRequest(
             read_messages(written),
             tools,
@@ -65,7 +66,10 @@ class AnthropicMessages(Api):
         thinking = body.get("thinking")
         thinks = isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
         stream = read_flag(body, "stream")
-        return PolicyRequest(completion, stream, 1, wants_call, overridden(body), {"thinks": thinks})
+        ignored = overridden(body)
+        if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
+            ignored += ("tool_choice.disable_parallel_tool_use",)
+        return PolicyRequest(completion, stream, 1, wants_call, ignored, {"thinks": thinks})
 
     def answer(
         self,
@@ -88,15 +92,18 @@ class AnthropicMessages(Api):
             content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
         reason = _REASONS[completion.finish_reason]
         if calls and reason == "end_turn":
+            # Agents run the calls only if this is the reason, also if the turn ended with a stop text.
             reason = "tool_use"
+        elif completion.stop:
+            reason = "stop_sequence"
         return {
             "id": new_id("msg_"),
             "type": "message",
             "role": "assistant",
             "model": "policy",
             "content": content,
-            "stop_reason": "stop_sequence" if completion.stop else reason,
-            "stop_sequence": completion.stop or None,
+            "stop_reason": reason,
+            "stop_sequence": completion.stop if reason == "stop_sequence" else None,
             "usage": {"input_tokens": len(completion.prompt), "output_tokens": len(completion.sampled.tokens)},
         }
 
@@ -225,9 +232,12 @@ def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ..
 
 
 def _form(body: Mapping[str, Any]) -> Any:
-    """The requested format of the answer, as a `response_format` of chat completions."""
+    """The requested format of the answer, as a `response_format` of chat completions. Raises RefusedError:
+    `output_config` is malformed."""
     config = body.get("output_config")
-    form = body.get("output_format") or (config.get("format") if isinstance(config, dict) else None)
+    if not isinstance(config, dict | None):
+        raise RefusedError(f"output_config is {config!s:.100}; it must be an object")
+    form = body.get("output_format") or (config or {}).get("format")
     match form:
         case {"type": "json_schema", "schema": schema}:
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}

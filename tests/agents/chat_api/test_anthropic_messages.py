@@ -88,6 +88,21 @@ async def test_a_stop_sequence_and_a_limit_are_the_reasons_of_the_end():
     assert agent.counts.overridden == 1
 
 
+async def test_calls_before_a_stop_sequence_are_the_reason_of_the_end():
+    async with episode([call("x") + " END two"]) as agent:
+        answer = await say(agent, user("one"), tools=[TOOL], stop_sequences=["END"])
+        assert kinds(answer) == ["tool_use"]
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
+
+
+async def test_a_wish_for_one_call_at_a_time_has_no_effect_and_is_counted():
+    async with episode([call("x") + call("y"), "a"]) as agent:
+        for single in (True, False):
+            choice = {"type": "auto", "disable_parallel_tool_use": single}
+            await say(agent, user("one"), tools=[TOOL], tool_choice=choice)
+    assert agent.counts.overridden == 1
+
+
 async def test_an_output_format_is_a_grammar():
     async with episode(["{}"]) as agent:
         form = {"type": "json_schema", "schema": {"type": "object"}}
@@ -142,6 +157,8 @@ async def test_a_tool_choice_limits_what_is_offered():
         ({"tools": [{"name": "x", "input_schema": 5}]}, "a tool must be"),
         ({"tool_choice": "auto"}, "its type must be"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"output_config": "json"}, "output_config is json"),
+        ({"output_config": {"format": "json"}}, "response_format is"),
         ({"stop_sequences": 5}, "stop_sequences is 5"),
         ({"max_tokens": "many"}, "max_tokens is many"),
     ],
