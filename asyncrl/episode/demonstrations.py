@@ -74,7 +74,7 @@ def demonstration_tokens(
     for turn in turns:
         if turn == 0 or messages[turn - 1]["role"] == "assistant":
             raise RefusedError(f"message {turn} is an assistant turn, but follows no message of another role")
-        check_turn(shown.messages[turn], turn)
+        check_turn(messages[turn], turn)
         context = messages[after:turn]
         parts.append(chat.suffix(context, tools, int(parts[-1][-1])) if parts else chat.prompt(context, tools))
         parts.append(turn_tokens(chat, messages[: turn + 1], tools))
@@ -85,7 +85,7 @@ def demonstration_tokens(
 
 def check_turn(message: Mapping[str, Any], number: int) -> None:
     """Raises RefusedError: the assistant turn `message` has no text, no calls and no thoughts."""
-    if all(message.get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
+    if not any(message.get(key) for key in ("content", "tool_calls", "reasoning_content")):
         raise RefusedError(f"message {number} is an assistant turn without content and tool_calls")
 
 
@@ -210,7 +210,7 @@ def found_or_rendered(
         try:
             if (found := read_rendered(folder)).made_from == made_from:
                 return found
-            log.info("%s has changed: demonstrations are rendered again", ", ".join(map(str, sources)))
+            log.info("the files, the template or the tools have changed: %s is rendered again", ", ".join(sources))
         except DataError as error:
             log.warning("%s; they are rendered again", error)
     rendered = replace(render(DemonstrationFile(sources)), made_from=made_from)

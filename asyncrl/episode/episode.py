@@ -223,8 +223,8 @@ class Episode:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, Value]]:
-        """Add to `phase` the seconds that the body of the `with` statement takes. Seconds in which several bodies of the
-        phase run are added once. The body may add values for the timeline to the yielded dictionary."""
+        """Add to `phase` the seconds that the body of the `with` statement takes. If several bodies run at once, these
+        seconds are added once. The body may add values for the timeline to the yielded dictionary."""
         if not self._running[phase]:
             self._started[phase] = self._clock()
         self._running[phase] += 1

@@ -27,9 +27,11 @@ def prepare_demonstrations(
     run, overlong = run_demonstrations(config), config.algorithm.sft.overlong
     tokenizer = Path(tokenizer_source(config.model).path)
 
-    def render(file: DemonstrationFile) -> RenderedDemonstrations:
-        return render_file(open_chat(config), file, Offer(config.actor).always, run.max_tokens, overlong, stop)
+    functions = Offer(config.actor).always
 
-    # Their texts are not in the name of the folder, as the path of the template is.
-    settings = repr([written_template(config.model), config.actor.end_tokens, config.actor.mcp_servers])
+    def render(file: DemonstrationFile) -> RenderedDemonstrations:
+        return render_file(open_chat(config), file, functions, run.max_tokens, overlong, stop)
+
+    # The folder's name depends on the path of the template and the names of the tools, but not on their contents.
+    settings = repr([written_template(config.model), config.actor.end_tokens, functions])
     return found_or_rendered(run.folder(sources), sources, tokenizer, render, stop, settings)

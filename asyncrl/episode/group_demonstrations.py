@@ -46,8 +46,8 @@ class DemonstrationRecorder:
 
         - The task shows images.
         - The chat template does not take the messages.
-        - An assistant turn follows another assistant turn, or contains an end token before its end, or a special token
-          that begins another turn.
+        - An assistant turn is empty, or follows another assistant turn.
+        - An assistant turn contains an end token before its end, or a special token that begins another turn.
         - An assistant turn calls a tool that is not on offer, or with wrong arguments.
         - The demonstration is too long.
         """
@@ -65,7 +65,7 @@ class DemonstrationRecorder:
         for turn in turns:
             if messages[turn - 1]["role"] == "assistant":
                 raise RefusedError("an assistant turn follows another one without a message between them")
-            check_turn(task.demonstration[turn - len(task.messages)], turn)
+            check_turn(messages[turn], turn)
             tokens = turn_tokens(chat, messages[: turn + 1], schemas)
             reservation = recorder.reserve(CompletionRequest(messages[:turn], tuple(schemas)))
             if (length := len(reservation.branch) + len(tokens)) > most or len(tokens) > reservation.branch.reserved:

@@ -20,6 +20,7 @@ from asyncrl.data.rendered import read_rendered
 from asyncrl.episode.demonstrations import demonstration_tokens
 from asyncrl.episode.from_config import prepare_demonstrations
 from asyncrl.errors import DataError, RefusedError, StoppedError
+from asyncrl.tools import Tool
 from tests.episode.fakes import (
     CHATML,
     END,
@@ -90,7 +91,14 @@ def test_the_messages_of_a_rollout_render_as_the_rollout(template: str, messages
             r"message 1 contains '<\|im_start\|>'",
         ),
         ([{"role": "nobody", "content": "4"}], "must have a role"),
-        ([USER, {"role": "assistant", "content": None}], "message 1 is an assistant turn without content"),
+        *(
+            (
+                [USER, {"role": "assistant", "content": content, **more}],
+                "message 1 is an assistant turn without content",
+            )
+            for content in (None, "", [], [{"type": "text", "text": ""}])
+            for more in ({}, {"tool_calls": [], "reasoning_content": ""})
+        ),
         ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "image cannot be recorded"),
     ],
 )
@@ -242,6 +250,24 @@ def test_a_changed_file_of_the_chat_template_is_rendered_again(config: TrainConf
     config.model.chat_template = str(template)
     before = prepare_demonstrations(config, sources)
     template.write_text(written.replace("im_start", "im_strat"))
+    assert prepare_demonstrations(config, sources).digest != before.digest
+
+
+class OwnTool(Tool):
+    """A tool of the user."""
+
+    schema = {"name": "own", "description": "Says it.", "parameters": {"type": "object"}}  # noqa: RUF012
+
+
+def test_a_changed_schema_of_an_own_tool_is_rendered_again(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.algorithm.sft.overlong, config.algorithm.sft.max_tokens = "cut", 400
+    config.actor.tools = [f"{__name__}.OwnTool"]
+    sources = config.algorithm.sft.path
+    assert sources
+    before = prepare_demonstrations(config, sources)
+    monkeypatch.setitem(OwnTool.schema, "description", "Says it again.")
     assert prepare_demonstrations(config, sources).digest != before.digest
 
 

@@ -109,6 +109,7 @@ def test_no_engine_is_asked_and_no_tool_is_made() -> None:
         ([{"role": "assistant", "content": f"4{END}5"}], {}, "which would end the turn"),
         ([{"role": "nobody", "content": "4"}, SHOWN[2]], {}, "must have a role"),
         ([{"role": "assistant", "content": None}], {}, "message 1 is an assistant turn without content"),
+        ([{"role": "assistant", "content": ""}], {}, "message 1 is an assistant turn without content"),
         ([_calling("prize", "{}")], {}, "message 1 calls the tool prize, and the tools on offer are echo"),
         ([_calling("echo", "{}")], {}, "message 1 calls the tool echo, but argument 'text' is missing"),
     ],
