@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncrl.chat.formats.schemas import parameters_of
 from asyncrl.chat.history import Message
 from asyncrl.chat.template import POLICY_ID, call_id, with_reasoning
 from asyncrl.errors import RefusedError
@@ -120,7 +121,7 @@ def read_tools(tools: Any) -> tuple[Message, ...]:
     offered = tools if isinstance(tools, list) else [tools]
     for tool in offered:
         match tool:
-            case {"function": {"name": str(), **rest}} if _is_object_schema(rest.get("parameters") or {}):
+            case {"function": {"name": str()} as function} if _has_object_schema(function):
                 continue
         raise RefusedError(
             "a tool must be {type: function, function: {name, description, parameters}}, with a JSON schema for "
@@ -129,10 +130,11 @@ def read_tools(tools: Any) -> tuple[Message, ...]:
     return tuple(offered)
 
 
-def _is_object_schema(schema: Any) -> bool:
-    """True if calls can be checked against the schema."""
-    if not isinstance(schema, dict):
+def _has_object_schema(function: Mapping[str, Any]) -> bool:
+    """True if calls can be checked against the schema of the function's arguments."""
+    if not isinstance(function.get("parameters") or {}, dict):
         return False
+    schema = parameters_of(function)
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     return isinstance(properties, dict) and _are_texts(required) and all(map(_is_schema, properties.values()))
 

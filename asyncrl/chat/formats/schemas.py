@@ -137,7 +137,11 @@ def _kinds_here(part: Mapping[str, Any]) -> Kinds:
 def _named(part: Mapping[str, Any]) -> Kinds:
     named = part.get("type")
     named = [named] if isinstance(named, str) else named
-    if not isinstance(named, (list, tuple)) or not named or not all(each in _TYPES for each in named):
+    if (
+        not isinstance(named, (list, tuple))
+        or not named
+        or not all(isinstance(each, str) and each in _TYPES for each in named)
+    ):
         return ANY
     return frozenset(named) | ({"integer"} if "number" in named else set())
 

@@ -283,6 +283,13 @@ REQUESTS = [
     ({"tools": [{"name": "x"}]}, "a tool must be"),
     ({"tools": {"name": "x"}}, "a tool must be"),
     ({"tools": [{"function": {"name": "x", "parameters": {"properties": {"y": 3}}}}]}, "a tool must be"),
+    *(
+        (
+            {"tools": [{"function": {"name": "x", "parameters": {"$ref": "#/$defs/X", "$defs": {"X": malformed}}}}]},
+            "a tool must be",
+        )
+        for malformed in ({"required": 5}, {"properties": ["y"]})
+    ),
 ]
 BODIES = [
     ({"data": b"{}", "headers": {"Content-Type": "application/json; charset=none-such"}}, "not JSON"),

@@ -116,6 +116,7 @@ READ: list[tuple[Any, str, Any]] = [
     (ref("Tree"), "12", "12"),
     ({"$ref": "https://elsewhere/schema"}, "12", 12),
     ({"$ref": 5, "anyOf": 5, "allOf": {}, "enum": 5, "type": 5}, "12", 12),
+    ({"allOf": [{"type": [["string"]]}]}, "12", 12),
     ({"type": "boolean"}, "True", True),
     ({"type": "array"}, '["a", 1]', ["a", 1]),
 ]
