@@ -57,11 +57,9 @@ class PythonSandbox(Tool):
         """Set the limits of a program: by default 8 s of wall time, 4 s of processor time and 1024 MB.
 
         With `actor.sandbox.kind=builtin`, `wall_s` must stay below `actor.tool_timeout_s`. If it does not, slow
-        programs count as failures of the tool.
+        programs count as failures of the tool. Raises ValueError: a limit is malformed.
         """
-        self._limits = sandbox.SandboxLimits(
-            8.0 if wall_s is None else wall_s, 4.0 if cpu_s is None else cpu_s, 1024 if memory_mb is None else memory_mb
-        )
+        self._limits = read_limits(wall_s=wall_s, cpu_s=cpu_s, memory_mb=memory_mb)
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         async with self.slots:
@@ -69,6 +67,20 @@ class PythonSandbox(Tool):
         printed = ran.printed.strip()
         note = remark(ran, self._limits) or ("" if printed else "(no output; print what you want to see)")
         return "\n".join(part for part in (printed, note) if part)
+
+
+def read_limits(**given: Any) -> sandbox.SandboxLimits:
+    """Read the limits that a row of data gives by name; None: the default. Raises ValueError: a limit is malformed."""
+    known = {name: limit for name, limit in given.items() if limit is not None}
+    for name, limit in known.items():
+        whole = name == "memory_mb"
+        # A comparison with nan is false, so this also refuses nan.
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0 or (whole and limit % 1):
+            raise ValueError(f"{name} is {limit!r:.100}; it must be a positive {'whole ' if whole else ''}number")
+    if "memory_mb" in known:
+        # A column of whole numbers with nulls may become one of floats.
+        known["memory_mb"] = int(known["memory_mb"])
+    return sandbox.SandboxLimits(**known)
 
 
 def prepare_sandbox(opened: Sandbox) -> None:

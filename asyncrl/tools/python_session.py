@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import psutil
 
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError
-from asyncrl.sandbox import sandbox
 from asyncrl.sandbox.containers import ContainerSandbox
 from asyncrl.sandbox.sandboxes import CONTAINERS, Sandbox, open_sandbox
 from asyncrl.sandbox.session import SessionServer
 from asyncrl.tools.base import Tool
-from asyncrl.tools.python_sandbox import prepare_sandbox, remark
+from asyncrl.tools.python_sandbox import prepare_sandbox, read_limits, remark
 from asyncrl.tools.sessions import EpisodeSession, SessionService
 
 LOST = "The session was restarted: its variables, imports and files are lost."
@@ -65,14 +65,14 @@ class PythonSession(Tool):
         prepare_sandbox(cls.backend)
 
     async def create(self, wall_s: float | None = None, memory_mb: int | None = None, **kwargs: Any) -> None:
-        """Set the limits: by default 8 s for each cell, and 1024 MB."""
-        wall_s, memory_mb = 8.0 if wall_s is None else wall_s, 1024 if memory_mb is None else memory_mb
-        total_mb = self.service.budget.total_mb
-        if memory_mb > total_mb:
+        """Set the limits: by default 8 s for each cell, and 1024 MB. Raises ValueError: a limit is malformed or too
+        large."""
+        self._limits = replace(read_limits(wall_s=wall_s, memory_mb=memory_mb), cpu_s=math.inf)
+        own_mb, total_mb = self._limits.memory_mb, self.service.budget.total_mb
+        if own_mb > total_mb:
             raise ValueError(
-                f"memory_mb={memory_mb} is more than actor.sandbox.memory_mb={total_mb}, the limit of all sessions"
+                f"memory_mb={own_mb} is more than actor.sandbox.memory_mb={total_mb}, the limit of all sessions"
             )
-        self._limits = sandbox.SandboxLimits(wall_s, math.inf, memory_mb)
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         ran = await self.session.run(arguments["code"], self._limits)

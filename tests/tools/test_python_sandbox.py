@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import uuid
 from contextlib import suppress
@@ -58,6 +59,13 @@ def test_what_a_program_prints_and_its_own_failure_are_answers(code: str, seen: 
 
 def test_endless_output_is_capped():
     assert len(answer("for _ in range(5000): print('x' * 1000)")) < (1 << 20) + 1000
+
+
+def test_limits_that_a_table_gives_as_floats_are_whole_and_malformed_ones_are_refused():
+    assert answer("print(1)", memory_mb=1024.0) == "1"
+    for name, limit in [("memory_mb", 0.5), ("memory_mb", "1024"), ("wall_s", math.nan), ("cpu_s", 0), ("cpu_s", True)]:
+        with pytest.raises(ValueError, match=f"{name} is .*; it must be a positive"):
+            answer("print(1)", **{name: limit})
 
 
 def test_time_is_limited():
