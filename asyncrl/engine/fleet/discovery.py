@@ -8,10 +8,12 @@ from pathlib import Path
 
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.errors import EngineError
+from asyncrl.network.throttle import ErrorLogger
 
 logger = logging.getLogger(__name__)
 
 ROUTER_S = 10.0
+_NO_CHANGE = "no server is added or removed"
 
 Discovery = Callable[[], Awaitable[Sequence[str] | None]]
 """A function that returns the urls of the servers, or None if the urls are unknown at the moment."""
@@ -27,16 +29,17 @@ def listed(urls: Sequence[str]) -> Discovery:
 
 
 def in_file(path: Path) -> Discovery:
-    """Discover the urls in the lines of a file; empty lines and comments, which begin with #, are ignored.
+    """Discover the urls in the lines of a file. Empty lines and lines that begin with # are ignored.
 
-    Two reads in a row must agree: a file that is being written may look empty, or end in half a url.
+    Two reads in a row must find the same urls, because a file that is being written may be empty, or end within a url.
     """
+    error_logger = ErrorLogger(logger)
 
     async def look() -> Sequence[str] | None:
         try:
             lines = [line.strip() for line in path.read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            logger.warning("cannot read the list of servers; the last list stays in use: %s", error)
+            error_logger.exception(f"cannot read the list of servers; {_NO_CHANGE}: {error}", error, traced=False)
             return None
         return [line for line in lines if line and not line.startswith("#")]
 
@@ -50,13 +53,14 @@ def behind_router(url: str) -> Discovery:
     Two answers in a row must agree, and an empty list does not count: a router that has just started adds its workers
     one after another, once it has reached them.
     """
+    error_logger = ErrorLogger(logger)
 
     async def look() -> Sequence[str] | None:
         http = Http(url)
         try:
             return sorted(await _workers(http)) or None
         except EngineError as error:
-            logger.warning("the router does not name its servers; the last list stays in use: %s", error)
+            error_logger.exception(f"the router does not name its servers; {_NO_CHANGE}: {error}", error, traced=False)
             return None
         finally:
             await http.close()

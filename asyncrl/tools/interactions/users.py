@@ -212,7 +212,10 @@ class OpenInteraction:
 
 def _is_score(value: Any) -> bool:
     # A comparison with nan is false, so this also refuses nan. An infinite float16 is at most any float16.
-    return value is None or (isinstance(value, Real) and bool(abs(value) < inf and abs(value) <= LARGEST_FLOAT32))
+    if not isinstance(value, Real):
+        return value is None
+    size: Any = abs(value)
+    return bool(size < inf and size <= LARGEST_FLOAT32)
 
 
 def _is_yes_or_no(value: Any) -> bool:

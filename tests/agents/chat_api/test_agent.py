@@ -354,7 +354,7 @@ async def test_an_engine_that_fails_makes_no_trajectory_even_if_the_agent_hides_
         assert (await agent.post(user("two")))[0] == 503
 
 
-async def test_an_agent_reads_the_engines_error_without_passwords():
+async def test_an_agent_reads_the_engines_error_without_passwords() -> None:
     async def fails(session: str) -> str:
         raise EngineError("http://user:hidden1@engine:30000 does not answer")
 
@@ -365,7 +365,7 @@ async def test_an_agent_reads_the_engines_error_without_passwords():
         assert "hidden1" not in answer["error"]["message"]
 
 
-async def test_seconds_in_which_several_completions_are_sampled_count_once():
+async def test_seconds_in_which_several_completions_are_sampled_count_once() -> None:
     now = 0.0
 
     async def sampled(session: str) -> str:

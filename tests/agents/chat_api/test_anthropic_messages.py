@@ -88,14 +88,14 @@ async def test_a_stop_sequence_and_a_limit_are_the_reasons_of_the_end():
     assert agent.counts.overridden == 1
 
 
-async def test_calls_before_a_stop_sequence_are_the_reason_of_the_end():
+async def test_calls_before_a_stop_sequence_are_the_reason_of_the_end() -> None:
     async with episode([call("x") + " END two"]) as agent:
         answer = await say(agent, user("one"), tools=[TOOL], stop_sequences=["END"])
         assert kinds(answer) == ["tool_use"]
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
 
 
-async def test_a_wish_for_one_call_at_a_time_has_no_effect_and_is_counted():
+async def test_a_wish_for_one_call_at_a_time_has_no_effect_and_is_counted() -> None:
     async with episode([call("x") + call("y"), "a"]) as agent:
         for single in (True, False):
             choice = {"type": "auto", "disable_parallel_tool_use": single}

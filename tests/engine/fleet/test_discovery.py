@@ -41,6 +41,24 @@ async def test_a_list_counts_once_two_looks_have_found_it_be_it_empty_and_what_i
     assert found == expected
 
 
+async def test_a_list_that_cannot_be_read_is_logged_less_often_than_it_is_looked_for_and_as_no_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    router, looks = FakeSglang(), 20
+
+    async def workers(body: object) -> object:
+        return "busy"
+
+    router.answers["workers"] = workers
+    async with serving(router):
+        for discover in (in_file(tmp_path / "urls"), behind_router(router.url)):
+            caplog.clear()
+            assert [await discover() for _ in range(looks)] == [None] * looks
+            lines = [each.getMessage() for each in caplog.records if each.name == "asyncrl.engine.fleet.discovery"]
+            assert 0 < len(lines) < looks
+            assert all("no server is added or removed" in line for line in lines)
+
+
 @pytest.mark.parametrize("name", ["workers", "list_workers"])
 async def test_a_router_that_has_just_started_and_names_its_workers_one_by_one_ends_nobody(name: str) -> None:
     """Older routers know `/list_workers` only."""
