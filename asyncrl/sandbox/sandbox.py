@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
+from asyncrl.sandbox.child.options import FOLDER_PREFIX
 from asyncrl.sandbox.child.watching import BEGUN
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ async def run(
         source, given, output = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         folder = "/tmp"
         if not namespaces:
-            made = tempfile.TemporaryDirectory(prefix="asyncrl-python-", ignore_cleanup_errors=True)
+            made = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True)
             folder = stack.enter_context(made)
         for file, content in ((source, program.encode(errors="replace")), (given, stdin)):
             file.write(content)

@@ -26,6 +26,7 @@ from enum import Enum, auto
 from typing import IO
 
 from asyncrl.sandbox.child.cells import reply_to
+from asyncrl.sandbox.child.options import FOLDER_PREFIX
 from asyncrl.sandbox.child.watching import GO, STOP
 from asyncrl.sandbox.sandbox import (
     MAX_OUTPUT_BYTES,
@@ -197,7 +198,7 @@ class SessionServer:
             fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
             folder = "/tmp"
             if not namespaces:
-                made = tempfile.TemporaryDirectory(prefix="asyncrl-python-", ignore_cleanup_errors=True)
+                made = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True)
                 folder = stack.enter_context(made)
             (control, for_watcher), (cells, for_program) = socket.socketpair(), socket.socketpair()
             for each in (control, cells):

@@ -3,6 +3,8 @@
 import os
 import sys
 
+FOLDER_PREFIX = "asyncrl-python-"
+"""The beginning of the name of a program's own folder, which a program without namespaces has."""
 SPARE_IDS = range(0x60000000, 0x60000000 + (1 << 22)), range(50_000, 65_000)
 """Two ranges of user ids that no account has. The second is for containers that map only 65,536 ids."""
 

@@ -7,7 +7,7 @@ import signal
 import time
 from contextlib import suppress
 
-from asyncrl.sandbox.child.options import Options
+from asyncrl.sandbox.child.options import FOLDER_PREFIX, Options
 from asyncrl.sandbox.child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendants
 from asyncrl.sandbox.child.rights import confine
 
@@ -68,7 +68,9 @@ def remove_folder() -> None:
 
     # The program may have removed the folder.
     with suppress(FileNotFoundError):
-        shutil.rmtree(os.getcwd(), ignore_errors=True)
+        folder = os.getcwd()
+        if os.path.basename(folder).startswith(FOLDER_PREFIX):  # Nothing else may ever be removed here.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
