@@ -32,8 +32,9 @@ class DistributedRoute:
     """Receives, on `device`, the broadcasts that the publisher at the other end of `requests` announces.
 
     `newer_than` and `fetch` raise UnavailableError if the learner is silent for `timeout_s` or began a push without
-    this engine, or if another rank failed. They raise ExcludedError if this engine can never take part, and WireError
-    if an answer is malformed. `make_group` makes the group of each push.
+    this engine, or if another rank failed. They raise ExcludedError if this engine can never take part, for example
+    because `device` has no room for a second version, and WireError if an answer is malformed. `make_group` makes the
+    group of each push.
     """
 
     name = "distributed"
@@ -65,6 +66,9 @@ class DistributedRoute:
 
     async def newer_than(self, version: int) -> Manifest | None:
         """Return the manifest of the next push, without checksums. None if no push begins within about a second."""
+        if self._hung is not None and not self._hung.done():
+            # An engine that is called and cannot take part would hold up the broadcast to all engines.
+            raise UnavailableError("an earlier broadcast still hangs")
         reply = await self._requests.ask("join", {"holds": version, **self._membership})
         if reply.kind == "nothing":
             return None
@@ -76,6 +80,9 @@ class DistributedRoute:
         if self._call.manifest.version <= version:
             offered = self._call.manifest.version
             raise WireError(f"an engine at version {version} was called to a broadcast of {offered}")
+        placed, count = sum(self._call.counts), len(self._call.manifest.tensors)
+        if placed != count:
+            raise WireError(f"the buckets of a broadcast have {placed} tensors, and its manifest has {count}")
         return self._call.manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
@@ -86,7 +93,7 @@ class DistributedRoute:
         try:
             tensors = await in_own_thread(partial(self._receive, call))
         except torch.OutOfMemoryError as error:
-            raise UnavailableError(f"{self._device} has no room for a second version: {error}") from error
+            raise ExcludedError(f"{self._device} has no room for a second version: {error}") from error
         self.received += manifest.nbytes
         return tensors
 
@@ -114,8 +121,6 @@ class DistributedRoute:
         if self._joined is not None and self._joined[0] == call.group:
             return self._joined[1]
         self._leave()
-        if self._hung is not None and not self._hung.done():
-            raise UnavailableError("an earlier broadcast still hangs")
         place = (call.host, call.port)
         if self._store is None or self._store[0] != place:
             self._store = (place, join_store(*place, self._timeout_s))

@@ -153,6 +153,24 @@ async def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_fir
         assert next(taken).bucket == plan[0], "no bucket was taken"
 
 
+class Full(WeightGroup):
+    """The group of an engine without memory for a second version."""
+
+    def begin(self, tensor):
+        raise torch.OutOfMemoryError("full")
+
+
+async def test_an_engine_without_room_for_a_second_version_fails_one_broadcast_and_pulls_from_then_on(context):
+    async with (
+        learning(context) as learner,
+        engine_of(learner.publisher.endpoint, make_group=Full) as (engine, _),
+    ):
+        for version in (0, 1):
+            await learner.publish(version, to=1 - version)
+            await async_until(lambda version=version: engine.version == version)
+        assert learner.push.measured["broadcast_failures"] == 1
+
+
 class Damaging(WeightGroup):
     """One bit of the first bucket that it sends is another than in the learner's memory."""
 
