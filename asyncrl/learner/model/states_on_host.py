@@ -67,7 +67,9 @@ def _on_device(value: Tensor, device: torch.device) -> Tensor:
 def _on_host(state: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy the state to host memory, into the `stored` tensors if they exist."""
     return {
-        key: stored.get(key, _host_memory(value)).copy_(value, non_blocking=True) if value.dim() else value
+        key: (stored[key] if key in stored else _host_memory(value)).copy_(value, non_blocking=True)
+        if value.dim()
+        else value
         for key, value in state.items()
     }
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.model import states_on_host
 from asyncrl.learner.model.optimizer import Trainable, lr_scale
 from asyncrl.learner.model.states_on_host import step_with_states_on_host
 
@@ -152,6 +153,22 @@ def test_a_part_of_the_states_is_on_the_device_at_a_time_and_they_keep_their_mem
     assert len(device) > 0
     assert hosts == 3 * [hosts[0]]
     assert device.isdisjoint(hosts[0])
+
+
+def test_memory_for_states_is_allocated_only_for_the_first_step(monkeypatch: pytest.MonkeyPatch):
+    allocated: list[torch.Size] = []
+
+    def allocate(value: torch.Tensor) -> torch.Tensor:
+        allocated.append(value.shape)
+        return torch.empty_like(value)
+
+    monkeypatch.setattr(states_on_host, "_host_memory", allocate)
+    model = Decoder()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for step in STEPS:
+        model.loss(step).backward()
+        step_with_states_on_host(optimizer)
+    assert len(allocated) == 2 * len(list(model.parameters()))
 
 
 @pytest.mark.parametrize(
