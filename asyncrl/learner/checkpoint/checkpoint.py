@@ -217,7 +217,7 @@ class Checkpoints:
             damage, is_proven = self._examined(folder)
             if damage is None:
                 return self._load(folder, models)
-            logger.error("%s is not used: %s; trying the checkpoint before it", folder, damage)
+            logger.error("%s is not used: %s; trying the one before it, if there is one", folder, damage)
             if not is_proven:
                 self._unread.add(folder)
             elif self._ranks.rank == 0:
@@ -308,12 +308,20 @@ class Checkpoints:
         keep = self.complete()[-self._keep :]
         if self._keep_best:
             keep += [*self.best()[: self._keep_best], *map(self._path, pending)]
-        for folder in [*self._folders(), *self._folder.glob(".tmp-*")]:
+        for folder in [*self._folder.glob(".tmp-*"), *self._folders()]:
             if folder not in keep:
                 try:
-                    shutil.rmtree(folder)
+                    _remove(folder)
                 except OSError as error:
                     logger.warning("%s could not be removed, and still takes space on the disk: %s", folder, error)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, or a hidden folder. A checkpoint is hidden first: if its removal is interrupted, it must not
+    look complete."""
+    if _STEP.fullmatch(folder.name):
+        folder = folder.rename(CheckpointFiles(folder).partial)
+    shutil.rmtree(folder)
 
 
 def step_of(folder: Path) -> int:

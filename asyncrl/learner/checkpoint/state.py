@@ -61,8 +61,9 @@ class HostCopy:
             self._changed = torch.cuda.current_stream(self._device).record_event()
 
     def reserve(self) -> None:
-        """Begin to get the memory for a copy of the found tensors. Getting it takes longer than the copy itself."""
-        if self._reserving is None:
+        """Begin to get the memory for a copy of the found tensors, unless it is there or on its way. Getting it takes
+        longer than the copy itself."""
+        if self._reserving is None or (self._reserving.done() and self._buffers.keys() != self._parts.keys()):
             self._reserving = begin(self._reserve, "checkpoint", daemon=True)
 
     @torch.no_grad()
@@ -82,14 +83,15 @@ class HostCopy:
         return self._buffers, None if stream is None else stream.record_event()
 
     def _reserve(self) -> None:
-        started, before = time.monotonic(), self._buffers
+        started, before, parts = time.monotonic(), self._buffers, self._parts
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
-            self._buffers = {name: self._buffer(name, each) for name, each in self._parts.items()}
-        new = [each for name, each in self._buffers.items() if each is not before.get(name)]
+            self._buffers = {name: self._buffer(name, each) for name, each in parts.items()}
+        new = {name: each for name, each in self._buffers.items() if each is not before.get(name)}
         if new:
-            size, taken = sum(each.nbytes for each in new) / 1e9, time.monotonic() - started
+            size, taken = sum(each.nbytes for each in new.values()) / 1e9, time.monotonic() - started
             logger.info("allocated %.1f GB of host memory for checkpoints in %.1f s", size, taken)
-        slow = sum(each.nbytes for each in new if not each.is_pinned()) if self._device.type == "cuda" else 0
+        # Only memory for tensors on a GPU is pinned.
+        slow = sum(each.nbytes for name, each in new.items() if parts[name].is_cuda and not each.is_pinned())
         if slow:
             logger.warning(
                 "the GPU's driver could not pin %.1f GB of the memory for checkpoints, so each checkpoint holds up "
@@ -124,7 +126,7 @@ def write_state(tensors: Mapping[str, Tensor], folder: Path, rank: int) -> Path:
 def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
     """Load the `count` files of shards in `folder` into `models`. Raises CheckpointError: the files are damaged or
     incomplete."""
-    with _opened(folder, count, ranks, "; remove that folder to resume from an older checkpoint") as stored:
+    with _opened(folder, count, ranks, "; if an older checkpoint exists, remove this one to resume from it") as stored:
         for name, model in models.items():
             _load_moments(name, model, stored, ranks.activity)
             stored.load_weights(name, model.module, ranks.activity)

@@ -19,16 +19,9 @@ from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.ranks.ranks import Ranks
 from tests.helpers import until
-from tests.learner.support import flip_a_bit, largest_file, make_models, save_whole, write_model
+from tests.learner.support import flip_a_bit, largest_file, make_models, move, save_whole, write_model
 
 pytestmark = pytest.mark.slow
-
-
-def move(models: Models) -> None:
-    """One optimiser step with gradients of ones."""
-    for parameter in models["policy"].module.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    models["policy"].update(0)
 
 
 def tensors(models: Models) -> list[torch.Tensor]:
@@ -84,13 +77,14 @@ def test_a_checkpoint_that_cannot_be_written_fails_where_it_is_waited_for_and_th
     assert Checkpoints(tmp_path, 2, ranks).restore(models) == Progress(step=1)
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_is_reported_and_removed_later(
+def test_an_old_checkpoint_whose_removal_is_interrupted_is_none_any_more_and_is_removed_later(
     model: Path, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     remove = shutil.rmtree
 
     def refuse(folder: Path, ignore_errors: bool = False) -> None:
-        if folder.name == "step-000001":
+        if folder.name.endswith("step-000001"):
+            largest_file(folder).unlink()
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         remove(folder, ignore_errors)
 
@@ -102,9 +96,10 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_reported_and_removed_later(
         checkpoints.wait()
     assert checkpoints.completed() == 2
     assert f"{tmp_path / 'step-000001'} could not be removed, and still takes space" in caplog.text
-    assert [folder.name for folder in checkpoints.complete()] == ["step-000001", "step-000002"]
-    checkpoints.clean()
     assert [folder.name for folder in checkpoints.complete()] == ["step-000002"]
+    assert len(list(tmp_path.iterdir())) == 2
+    checkpoints.clean()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["step-000002"]
 
 
 def test_a_checkpoint_appears_once_every_rank_has_written_its_part(tmp_path: Path):
