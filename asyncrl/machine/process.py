@@ -30,7 +30,7 @@ COLLECT_AFTER = 50_000
 DRAIN = signal.SIGUSR2
 """The signal that asks a process to finish its present work and to end."""
 AGAIN_S = 0.1
-"""A Ctrl-C that comes sooner than this after the first one is the same one. `timeout -s INT` sends SIGINT to its
+"""A Ctrl-C that comes sooner than this after the first signal is ignored. `timeout -s INT` sends SIGINT to its
 command, and at once to the command's process group."""
 SHOW_CURSOR = b"\x1b[?25h"
 """The escape sequence that shows a terminal's cursor again after a live table has hidden it."""
@@ -56,8 +56,8 @@ def incarnation() -> str:
 
 
 def stop_on_signals(now: Callable[[], float] = time.monotonic) -> threading.Event:
-    """Return an event that SIGTERM, STOP_OF_STEP and Ctrl-C set. A second Ctrl-C, AGAIN_S or more after the first of
-    these signals, ends the process at once."""
+    """Return an event that SIGTERM, STOP_OF_STEP and Ctrl-C set. If one of these signals has come, a Ctrl-C at least
+    AGAIN_S later ends the process at once."""
     stop, asked_at = threading.Event(), list[float]()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -65,8 +65,11 @@ def stop_on_signals(now: Callable[[], float] = time.monotonic) -> threading.Even
             if now() - asked_at[0] < AGAIN_S:
                 return
             # This exit does not wait for running work. Child processes end with this process, or are asked to end.
-            os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"asyncrl: ended at once on a second Ctrl-C\n")
-            os._exit(128 + signal.SIGINT)
+            shown = SHOW_CURSOR if os.isatty(2) else b""
+            try:
+                os.write(2, shown + b"asyncrl: ended at once on Ctrl-C, while it was stopping\n")
+            finally:  # The write fails if the terminal or the reader of a pipe has gone.
+                os._exit(128 + signal.SIGINT)
         asked_at.append(now())
         log.info("stopping on %s", signal.Signals(number).name)
         set_in_handler(stop)
@@ -183,7 +186,8 @@ def limit_threads(threads: int | None) -> None:
     If `threads` is None, torch gets the number in OMP_NUM_THREADS, which a launcher sets, or one thread. Call this
     before torch is imported.
     """
-    threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
+    # OpenMP takes one number for each level of nested regions, such as 4,2. The first is that of the outermost level.
+    threads = threads or int((os.environ.get("OMP_NUM_THREADS") or "1").split(",")[0])
     set_thread_variables(threads)
     import torch
 
