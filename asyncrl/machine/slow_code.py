@@ -28,7 +28,7 @@ IN_LOOP = (
 class SlowCode:
     """Logs calls of the user's own code that have run for `limit_s`, each once.
 
-    - `base`: calls below this frame of a thread are left out: they belong to the program, not to what it watches
+    - `base`: this frame of a thread and the frames that called it belong to the program, and are not watched
     - `clock`: gives monotonic seconds
     - `frames`: gives the innermost frame of each thread
     """
@@ -41,36 +41,39 @@ class SlowCode:
         frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames,
     ) -> None:
         self._base, self._limit_s, self._clock, self._frames = base, limit_s, clock, frames
-        self._running: dict[int, tuple[FrameType, float]] = {}
-        """The outermost frame of the user's code in each thread, and the time at which it was seen first. A call that
-        was already logged has an infinite time."""
+        self._running: dict[int, tuple[tuple[FrameType, FrameType | None], float]] = {}
+        """For each thread: the outermost frame of the user's code, the frame in which an event loop calls it, and the
+        time at which they were seen first. A call that was already logged has an infinite time."""
 
     def look(self) -> None:
         """Log the calls that have run for too long. Called again and again."""
         now, before = self._clock(), self._running
         self._running = {}
         for thread, frame in self._frames().items():
-            own, in_loop = _own(frame, self._base)
+            own, by_loop = _own(frame, self._base)
             if not own:
                 continue
+            call = own[-1], by_loop
             same, since = before.get(thread, (None, now))
-            since = since if same is own[-1] else now
+            since = since if same == call else now
             if now - since >= self._limit_s:
                 line = f"{line_of(own[0].f_code.co_filename, own[0].f_lineno)}, in {own[0].f_code.co_name},"
-                log.warning("%s has run for %.0f s%s", line, now - since, IN_LOOP if in_loop else "")
+                log.warning("%s has run for %.0f s%s", line, now - since, IN_LOOP if by_loop else "")
                 since = float("inf")
-            self._running[thread] = (own[-1], since)
+            self._running[thread] = (call, since)
 
 
-def _own(frame: FrameType | None, base: FrameType | None) -> tuple[list[FrameType], bool]:
-    """The frames of the user's code down to `base`, the innermost first, and true if an event loop calls them."""
-    own, in_loop = list[FrameType](), False
+def _own(frame: FrameType | None, base: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
+    """The frames of the user's code down to `base`, the innermost first, and the frame in which an event loop calls
+    them. A coroutine keeps its frame while others run, and each call of the loop has another frame."""
+    own, by_loop = list[FrameType](), None
     while frame is not None and frame is not base:
         if is_own(frame.f_code.co_filename):
             own.append(frame)
-        in_loop = in_loop or bool(own and frame.f_code.co_filename == str(LOOP))
+        if own and frame.f_code.co_filename == str(LOOP):
+            by_loop = frame
         frame = frame.f_back
-    return own, in_loop
+    return own, by_loop
 
 
 def _caller() -> FrameType | None:

@@ -66,6 +66,21 @@ def test_a_call_that_blocks_the_event_loop_is_told_with_what_it_stops(caplog: py
     assert "await asyncio.to_thread(...)" in said
 
 
+def test_a_coroutine_that_lets_others_run_between_two_looks_has_not_run_for_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+
+    async def episode() -> None:
+        for moment in (0.0, 5.0, 10.0):
+            own(watch.look, moment, clock=clock)
+            await asyncio.sleep(0)
+
+    watch = SlowCode(sys._getframe(), LIMIT_S, clock, here)
+    asyncio.run(episode())
+    assert caplog.messages == []
+
+
 def test_a_block_is_watched_by_a_thread(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
     monkeypatch.setattr("asyncrl.machine.slow_code.log.warning", lambda *_: told.set())
