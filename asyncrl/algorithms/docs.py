@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [kind for kind in options.kinds if kind not in registry.HOMES]
     if unknown:
         parser.error(f"there is no kind {unknown[0]!r}; use {', '.join(registry.HOMES)}")
-    entries = table(options.kinds or tuple(registry.HOMES))
+    entries = table(tuple(dict.fromkeys(options.kinds)) or tuple(registry.HOMES))
     sys.stdout.write(json.dumps(entries, indent=2) + "\n" if options.json else _text(entries))
     return 0
 

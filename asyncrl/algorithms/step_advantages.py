@@ -106,10 +106,11 @@ def _divergence(parts: Composition, tokens: Tokens, view: PolicyTokens) -> Tenso
 
 
 def _adapted(parts: Composition, weight: float, divergence: Tensor, episodes: Episodes, reduce: Reduce) -> float:
-    """The KL coefficient of the next step. `divergence` float[K] is the KL estimate of the trained tokens."""
+    """The KL coefficient of the next step. `divergence` float[K] is the KL estimate of the trained tokens. Without such
+    tokens on any rank, the coefficient stays."""
     total = divergence.sum().double()
     total, count = reduce(torch.stack([total, total.new_tensor(divergence.numel())]))
-    return parts.kl.adapted(weight, float(total / count.clamp(min=1)), episodes.count)
+    return parts.kl.adapted(weight, float(total / count), episodes.count) if count else weight
 
 
 def _rollouts(

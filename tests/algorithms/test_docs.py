@@ -65,7 +65,7 @@ def test_the_list_names_every_part_with_its_formula_and_parameters(capsys):
 
 
 def test_the_list_as_json_is_the_table(capsys):
-    assert main(["--json", "loss"]) == 0
+    assert main(["--json", "loss", "loss"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert entries == table(["loss"])
     ppo = next(entry for entry in entries if entry["name"] == "ppo")

@@ -172,6 +172,13 @@ def test_an_adaptive_coefficient_follows_the_kl_of_the_trained_tokens():
     assert algorithm.kl_weight == pytest.approx(0.5)
 
 
+def test_a_batch_without_trained_tokens_leaves_an_adaptive_coefficient_as_it_is():
+    algorithm, episodes, tokens = charged("reward", target=0.3, horizon=4)
+    for _ in range(2):
+        algorithm.prepare(episodes, replace(tokens, old=tokens.mask.clone()), alone)
+    assert algorithm.kl_weight == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(("kl", "factor"), [(0.0, 0.8), (5.0, 1.2)])
 def test_a_batch_of_many_horizons_changes_an_adaptive_coefficient_by_a_fifth_and_never_its_sign(kl, factor):
     # 512 sequences are 8 horizons: 1 - .2 * 8 would be negative, and so would be the next coefficient.

@@ -120,9 +120,9 @@ class Activations:
             return
         budget = self._share * self.nbytes
         attentions = min(self._layers, int(budget / self._attention))
-        layers = int((budget - attentions * self._attention) / max(self._all - self._attention, 1e-9))
+        layers = min(attentions, int((budget - attentions * self._attention) / max(self._all - self._attention, 1e-9)))
         kept = [Kept.INPUT] * (self._layers - attentions) + [Kept.ATTENTION] * attentions
-        self._kept = kept[: self._layers - layers] + [Kept.ALL] * min(layers, self._layers)
+        self._kept = kept[: self._layers - layers] + [Kept.ALL] * layers
 
 
 def attention_width(config: Any) -> int:

@@ -86,6 +86,8 @@ def _checked_blocks(model: Any, layers: Iterable[nn.Module], size: int) -> list[
         blocks = [block for layer in layers for block in _blocks(layer, styles)]
         for block in blocks:
             block.check(size)
+        if not blocks:
+            raise ConfigError("has no layers that ranks can divide")
     except ConfigError as error:
         raise ConfigError(f"learner.tensor_ranks={size}: a {type(model).__name__} {error}; use 1") from error
     return blocks

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.errors import ConfigError
-from asyncrl.learner.model.tensor_ranks import divide_layers
+from asyncrl.learner.model.tensor_ranks import check_division, divide_layers
 from asyncrl.learner.ranks.joining import joined
 from asyncrl.learner.ranks.launcher import Meeting, Membership
 from asyncrl.learner.ranks.ranks import Ranks
@@ -42,6 +42,13 @@ def test_layers_that_cannot_be_divided_are_refused_by_name(
     together = replace(ranks, context=ContextGroup("", 2, 0, divides_layers=True))
     with pytest.raises(ConfigError, match=rf"learner\.tensor_ranks=2: a .*{refusal}.*; use 1"):
         divide_layers(model, layers, together)
+
+
+def test_a_model_whose_layers_are_not_found_is_refused():
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES, num_attention_heads=4))
+    del model.model.layers
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no layers that ranks can divide; use 1"):
+        check_division(model, 2)
 
 
 def test_groups_that_the_ranks_of_a_copy_cannot_be_dealt_out_to_are_refused():
