@@ -64,7 +64,7 @@ class Publishing:
     ) -> None:
         with self.ranks.activity.working():
             if self.publisher is None:
-                # Every rank takes part in gathering the weights.
+                # All ranks gather the weights together. A rank that publishes none must still read all buckets.
                 deque(buckets, maxlen=0)
             else:
                 self.publisher.publish(version, plan, buckets, canary)

@@ -1,10 +1,12 @@
-"""Tensor parallelism: T = learner.tensor_ranks neighbouring ranks divide the matrices of each layer, and no rank ever
-has a whole matrix.
+"""Tensor parallelism: groups of T = learner.tensor_ranks neighbouring ranks divide the matrices of each layer. No rank
+ever has a whole matrix.
 
-Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
-Outside of these blocks (attention and MLPs) it has the t-th part of the tokens, as with context parallelism. A block
-gathers the tokens, and multiplies them by rows of its first matrices and by columns of its last matrix. Each rank gets,
-for its own tokens, the sum of all ranks' products.
+A block is the attention or the MLP of a layer. Within a block, rank t of a group computes the t-th part of the heads or
+neurons, for all tokens of a pass. Outside of blocks it has the t-th part of the tokens, as with context parallelism.
+
+Each rank of the group gathers all tokens before a block. It multiplies them by its rows of the block's first matrices,
+and the result by its columns of the last matrix. After the block each rank gets the sum of all ranks' products for its
+own tokens.
 
 This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
 The model's plan in transformers tells how each matrix is divided. Each rank gathers the head and the embedding, and

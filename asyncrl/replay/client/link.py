@@ -92,11 +92,11 @@ class ReplayLink:
         self._socket.close()
 
     def answers(self, requests: Sequence[Request], credits: int = CREDITS) -> list[Answer]:
-        """Send requests, with at most `credits` of them unanswered at a time, and return the answer to each.
+        """Send requests, and return the answer to each. At most `credits` requests are unanswered at a time.
 
         Raises StoppedError: `stop` was set. UnavailableError: no answer came within `give_up_s`. RefusedError: the
-        replay could not read the header of a request. WireError: a request cannot be encoded, and no request was
-        sent."""
+        replay could not read the header of a request. WireError: a request cannot be encoded. Then none of the requests
+        was sent."""
         started, self._put_off = self._clock(), ""
         answers: dict[int, Answer] = {}
         rest = list(range(len(requests)))
