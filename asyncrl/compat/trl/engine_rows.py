@@ -76,7 +76,7 @@ ROWS: tuple[Row, ...] = (
         "vllm_mode",
         "`cluster.colocated`",
         "colocate",
-        "Left out. The report says how they can share GPUs.",
+        "Left out. The report says how servers and learner can share GPUs.",
     ),
     made(
         "vllm_gpu_memory_utilization",
