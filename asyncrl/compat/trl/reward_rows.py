@@ -178,7 +178,8 @@ ROWS: tuple[Row, ...] = (
         "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`; "
         "further ones are left out, and the report names them. A function without an importable name, such as a "
         "lambda, is left out, and the report lists it. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
-        "which is not a function, so that a run refuses it. If only a model or an environment gives rewards, the rule is `environment`.",
+        "which is not a function, so that a run refuses it. If only a model or an environment gives rewards, the rule "
+        "is `environment`.",
         _rules,
     ),
     used(
