@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,12 @@ def until(condition: Callable[[], Any], seconds: float = GENEROUS_S) -> Any:
             return value
         time.sleep(0.01)
     raise AssertionError(f"the condition did not come true within {seconds} s")
+
+
+def whole_lines(file: Path) -> str:
+    """The text of a file once its last line is complete, else an empty text. A process may write a line in parts."""
+    text = file.read_text() if file.exists() else ""
+    return text if text.endswith("\n") else ""
 
 
 async def async_until(condition: Callable[[], Any], seconds: float = GENEROUS_S) -> Any:

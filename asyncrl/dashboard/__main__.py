@@ -91,7 +91,7 @@ async def serve(runs: Mapping[str, ShownRun], port: int, listening: Callable[[st
         loop.add_signal_handler(number, ended.set)
     with socket.create_server((LOOPBACK, port)) as server:
         chosen = server.getsockname()[1]
-        access = Access(chosen)
+        access = Access()
         http = page_server(application(runs, access))
         try:
             await http.start(sock=server)

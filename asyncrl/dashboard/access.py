@@ -3,8 +3,8 @@
 - The token is in the address that the command prints. The first answer sets it as a cookie. The page then removes it
   from the address, so that neither the history nor a shared link has it.
 - A foreign site whose name resolves to 127.0.0.1 (DNS rebinding) is refused, because its requests name that site.
-- No request can change anything, so a request that another site makes the browser send is harmless. The site cannot
-  read the answer.
+- No request changes anything. So it does no harm if another site has the browser send a request. That site cannot read
+  the answer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Mapping
+from hashlib import sha256
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
@@ -33,15 +34,15 @@ HEADERS: Mapping[str, str] = {
 
 
 class Access:
-    """Checks every request. The cookie's name has the `port` of the server, since all ports of a host share cookies."""
+    """Checks every request. All ports of a host share its cookies, so each token has a cookie of its own."""
 
-    def __init__(self, port: int, token: str | None = None) -> None:
+    def __init__(self, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(24)
-        self._cookie = f"asyncrl-dashboard-{port}"
+        self.cookie = f"asyncrl-dashboard-{sha256(self.token.encode()).hexdigest()[:8]}"
 
     def admit(self, request: web.BaseRequest) -> bool:
         """True if the request has the token, in its cookie or in its address."""
-        return self._is_token(request.cookies.get(self._cookie, "")) or self.names_token(request)
+        return self._is_token(request.cookies.get(self.cookie, "")) or self.names_token(request)
 
     def names_token(self, request: web.BaseRequest) -> bool:
         """True if the token is in the address."""
@@ -52,7 +53,7 @@ class Access:
 
     def remember(self, response: web.StreamResponse) -> None:
         """Make the browser send the token from now on."""
-        response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
+        response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
 
 
 def is_local(host: str) -> bool:

@@ -45,17 +45,23 @@ def run(config: TrainConfig) -> None:
         with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
             running = [threads.submit(worker.run, stop, drain) for worker in workers]
             activity.enter("score")
-            done = _wait(running, activity, drain, config.cluster.drain_s)
+            done = _wait(running, activity, stop, drain, config.cluster.drain_s)
             stop.set()
-        for each in done:
-            each.result()
-        if drain.is_set():
-            endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-            leave(endpoints, name, life, client_keys(config.network.keys), locations.run_identity(config.run))
+        try:
+            for each in done:
+                each.result()
+        finally:
+            if drain.is_set():
+                endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+                leave(endpoints, name, life, client_keys(config.network.keys), locations.run_identity(config.run))
 
 
 def _wait(
-    running: Collection[Future[None]], activity: Activity, drain: threading.Event, limit_s: float
+    running: Collection[Future[None]],
+    activity: Activity,
+    stop: threading.Event,
+    drain: threading.Event,
+    limit_s: float,
 ) -> set[Future[None]]:
     """Wait until one of `running` has ended, and return all that have ended.
 
@@ -63,8 +69,8 @@ def _wait(
     """
     until = math.inf
     while True:
-        # Reports progress even if no worker makes progress: a worker that waits for the replay does not hang, and a
-        # worker whose scoring hangs ends itself (scoring.stall_s).
+        # The process counts as alive even while no worker makes progress. A worker that waits for the replay is not
+        # stuck, and a worker whose scoring is stuck ends itself (scoring.stall_s).
         activity.advance()
         when = ALL_COMPLETED if drain.is_set() else FIRST_COMPLETED
         done, rest = wait(running, min(BEAT_S, max(0.0, until - time.monotonic())), when)
@@ -74,10 +80,11 @@ def _wait(
             until = time.monotonic() + limit_s
             log.info("waiting up to %g s for the trajectories that are being scored", limit_s)
         if not rest:
-            log.info("all leased trajectories are scored")
+            if not stop.is_set() and all(each.exception() is None for each in done):
+                log.info("all leased trajectories are scored")
             return done
         if time.monotonic() >= until:
-            log.warning("some leased trajectories were not scored within cluster.drain_s: other scorers score them")
+            log.warning("workers still run after cluster.drain_s: what they have not scored, other scorers score")
             return done
 
 

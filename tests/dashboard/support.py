@@ -42,7 +42,7 @@ def served(folders: list[Path], visit: Callable[[int], Awaitable[T]]) -> T:
     """Return the result of `visit`, which gets the port of a server that shows the runs."""
 
     async def serve() -> T:
-        app = application(shown_runs(map(str, folders)), Access(PORT, TOKEN))
+        app = application(shown_runs(map(str, folders)), Access(TOKEN))
         server = page_server(app)
         port = await server.start(host=LOOPBACK, port=0)
         try:
@@ -63,7 +63,7 @@ def answers(
     """Status, headers and body of the answer to each request. The paths have no token."""
 
     async def ask(port: int) -> list[tuple[int, Mapping[str, str], bytes]]:
-        cookies = {f"asyncrl-dashboard-{PORT}": token}
+        cookies = {Access(TOKEN).cookie: token}
         found: list[tuple[int, Mapping[str, str], bytes]] = []
         async with ClientSession(cookies=cookies, cookie_jar=CookieJar(unsafe=True)) as session:
             for path in paths:

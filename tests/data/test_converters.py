@@ -12,6 +12,7 @@ import pytest
 
 from asyncrl.data.command import convert, main
 from asyncrl.data.converters.math_problems import last_box
+from asyncrl.data.converters.rows import json_of, published_rows, text_of
 from asyncrl.data.demonstrations import DemonstrationFile
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
@@ -331,3 +332,31 @@ def test_options_without_effect_and_files_that_cannot_be_written_are_refused_bef
     with pytest.raises(SystemExit, match="2"):
         main([*words.format(here=Path.cwd().name).split(), "--source", "x"])
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ['[\n {"a": 1},\n 5\n]', '[\n {"x": NaN}\n]'])
+def test_a_list_of_which_a_row_is_wrong_is_refused_with_its_own_fault(content: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(content)
+    with pytest.raises(DataError, match=r"rows\.json is not a list of JSON objects: "):
+        convert("search", str(tmp_path / "rows.json"), tmp_path / "out.parquet")
+
+
+def test_folders_within_a_folder_may_be_named_like_files_and_those_of_save_to_disk_are_refused(tmp_path: Path) -> None:
+    part = tmp_path / "rows" / "train.parquet"
+    part.mkdir(parents=True)
+    pq.write_table(pa.table({"question": ["6*7?"], "answer": ["#### 42"]}), part / "part-0.parquet")
+    assert [row for _, row in published_rows(str(tmp_path / "rows"))] == [{"question": "6*7?", "answer": "#### 42"}]
+    (tmp_path / "rows" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match="was written by save_to_disk"):
+        next(published_rows(str(tmp_path / "rows")))
+
+
+@pytest.mark.parametrize("value", [True, float("nan"), None, [1]])
+def test_what_is_neither_a_text_nor_a_number_has_no_text(value: object) -> None:
+    assert text_of(value) == ""
+    assert (text_of(" a "), text_of(7), text_of(0.5)) == ("a", "7", "0.5")
+
+
+def test_a_number_that_no_float_holds_is_no_json() -> None:
+    with pytest.raises(ValueError, match="1e999 is too large"):
+        json_of('{"x": 1e999}')

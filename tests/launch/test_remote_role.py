@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.launch.hosts.remote_role import ALIVE, DRAIN, KILL, STARTED, STOP, UNWANTED, KeptRole, start_alone
-from tests.helpers import GENEROUS_S, has_ended, until
+from tests.helpers import GENEROUS_S, has_ended, until, whole_lines
 
 STUBBORN = """
 import signal, time
@@ -36,7 +36,7 @@ def kept(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A role with this code, once it has printed a line."""
     with starting(log, code, lease_s, launcher, number) as process:
-        until(lambda: log.exists() and log.read_text())
+        until(lambda: whole_lines(log))
         yield process
 
 
@@ -165,7 +165,7 @@ def test_a_role_whose_start_cannot_be_noted_does_not_go_on(tmp_path: Path, monke
     started = []
 
     def full(file: int, text: bytes, start: int) -> int:
-        started.append(until(lambda: log.exists() and log.read_text().strip()))
+        started.append(until(lambda: whole_lines(log)).strip())
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from asyncrl.machine.child import Guarded, ending_with_parent, group_has_ended, kill_group, start_child, start_guarded
-from tests.helpers import has_ended, until
+from tests.helpers import has_ended, until, whole_lines
 
 TELL = """
 import json, os, signal, sys
@@ -70,7 +70,7 @@ def test_a_guarded_program_leads_its_group_without_input_and_all_of_it_is_killed
     code = "import os, subprocess; subprocess.Popen(['sleep', '600']); print(os.getpgid(0), os.read(0, 1), flush=True)"
     log = tmp_path / "log"
     process = start_guarded([sys.executable, "-c", f"{code}; import time; time.sleep(600)"], log, {})
-    assert until(lambda: log.exists() and log.read_text()) == f"{process.pid} b''\n"
+    assert until(lambda: whole_lines(log)) == f"{process.pid} b''\n"
     assert not group_has_ended(process.pid)
     kill_group(process)
     until(lambda: group_has_ended(process.pid))
@@ -87,7 +87,7 @@ def test_a_child_of_a_guarded_program_in_a_session_of_its_own_ends_when_the_star
     )
     process = subprocess.Popen([sys.executable, "-c", starter])
     try:
-        pid = int(until(lambda: log.exists() and log.read_text().endswith("\n") and log.read_text()))
+        pid = int(until(lambda: whole_lines(log)))
         assert not has_ended(pid), "its parent has ended, and was no reason to end"
         process.kill()
         until(lambda: has_ended(pid))

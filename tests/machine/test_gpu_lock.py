@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
-from tests.helpers import has_ended, until
+from tests.helpers import has_ended, until, whole_lines
 
 HOLD = """
 import sys, time
@@ -167,7 +167,7 @@ time.sleep(600)
     actor = subprocess.Popen([sys.executable, "-c", code, str(folder), str(log)], stdout=subprocess.PIPE)
     assert actor.stdout is not None
     server = int(actor.stdout.readline())
-    worker = int(until(lambda: log.read_text().strip()))
+    worker = int(until(lambda: whole_lines(log)))
     learner = LearnerLock(folder, 0)
     learner.ask()
     actor.kill()

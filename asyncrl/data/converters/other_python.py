@@ -33,7 +33,7 @@ def check_arguments(arguments: str) -> None:
 def tasks_of(python: str, program: Path, name: str, options: Sequence[str]) -> Iterator[Task]:
     """The tasks of the environment `name`, which `program` writes as JSON lines. Raises DataError."""
     command = [python, str(program), "tasks", name, *options]
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +34,14 @@ def published_rows(source: str) -> Iterator[tuple[str, Row]]:
             with pq.ParquetFile(path) as file:
                 rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
                 yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def text_of(value: Any) -> str:
-    """A text or a number as text, without white space around it; empty for other values."""
+    """A text or a finite number as text, without white space around it; empty for other values."""
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
     return str(value).strip() if isinstance(value, str | int | float) else ""
 
 
@@ -47,18 +50,29 @@ def json_of(value: Any) -> Any:
 
     Raises ValueError: the text is not JSON, or has nan or infinity; RecursionError: it is nested too deeply.
     """
-    return json.loads(value, parse_constant=_no_number) if isinstance(value, str) else value
+    return json.loads(value, parse_constant=_no_number, parse_float=_finite) if isinstance(value, str) else value
 
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _finite(number: str) -> float:
+    if not math.isfinite(read := float(number)):
+        raise ValueError(f"{number} is too large")
+    return read
+
+
 def _files(source: str) -> list[Path]:
     folder = Path(source)
     if not folder.is_dir():
         return find_files(source)
-    if found := sorted((path for path in folder.rglob("*") if path.suffix in SUFFIXES), key=_in_order):
+    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        raise DataError(
+            f"{folder} was written by save_to_disk of datasets; write it with to_parquet or to_json instead"
+        )
+    files = (path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    if found := sorted(files, key=_in_order):
         return found
     raise DataError(f"{folder} has no file that ends in {', '.join(SUFFIXES)}")
 
@@ -78,8 +92,10 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
         if path.suffix == ".json":
             try:
                 whole = msgspec.json.decode(content, type=Row | list[Row])
-            except msgspec.DecodeError:
-                pass  # The file is not one JSON value. It may have JSON lines, which are read below.
+            except msgspec.DecodeError as error:
+                # A file that is not one JSON value may have JSON lines, which are read below. None begins a list.
+                if content.lstrip().startswith(b"["):
+                    raise DataError(f"{path} is not a list of JSON objects: {error}") from error
             else:
                 rows = whole if isinstance(whole, list) else [whole]
                 yield from ((f"{path}: row {row}", values) for row, values in enumerate(rows))

@@ -39,8 +39,6 @@ from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
-EVALUATED_PART = 8
-"""Held-out episodes get the bytes for all kept episodes, divided by this number."""
 BYTES_A_TOKEN = 32
 """The bytes of a kept token: 4 each for its id, two log-probs, its advantage, its importance weight and its grammar
 mass, and 8 for the rest, such as the turns."""
@@ -63,8 +61,8 @@ class KeptChoice:
 def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> KeptChoice:
     """Choose the group with the best episode, the group with the worst, and random groups, at most `groups` in total.
 
-    A group is too large if `groups` groups of its size do not fit into a step's share of `max_bytes`. A tie for the
-    best or the worst is broken at random.
+    A step may take the share LARGEST_STEP of `max_bytes`, and a group one part of `groups` of this. Larger groups are
+    left out. A tie for the best or the worst is broken at random.
     """
     largest = LARGEST_STEP * max_bytes / max(1, groups)
     found: dict[str, list[int]] = {}
@@ -109,8 +107,8 @@ class Sample:
     tasks: Mapping[str, Task | None] = field(default_factory=dict)
 
     def with_numbers(self, numbers: NDArray[np.float32]) -> KeptStep:
-        """Return the sample with `numbers` float32[3, T]: for each of `ARRAYS` a row, which has a number for each of
-        the T tokens of the kept episodes, in their order."""
+        """Return the sample with `numbers` float32[3, T]. Its rows are the `ARRAYS`. Its columns are the T tokens of
+        the kept episodes, one episode after another."""
         plan, ends = self.plan, accumulate(len(each) for each in self.trajectories)
         episodes = []
         for index, trajectory, labels, (start, end) in zip(
@@ -152,7 +150,7 @@ class EpisodeKeeper:
         return values
 
     def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
-        """Keep the held-out episodes `names`, by which `version`, the weights after `step` steps, was evaluated. Only
+        """Keep the held-out episodes `names`. They evaluated `version`, which has the weights after `step` steps. Only
         rank 0 calls this."""
         if self._evaluated is None or not names:
             return
@@ -170,7 +168,7 @@ class EpisodeKeeper:
         """Choose the episodes of a plan to keep. Rank 0 fetches the chosen trajectories that `own` lacks. `own` maps
         indices in the plan to the trajectories that this rank trains."""
         settings, rewards = self._settings, [each.reward for each in labels]
-        choice = choose(plan, rewards, settings.groups, settings.max_bytes, settings.seed)
+        choice = choose(plan, rewards, settings.groups, settings.of_training, settings.seed)
         if self._recorder is not None and choice.members:
             try:
                 return self._fetched(plan, choice, labels, own, replay)
@@ -266,10 +264,10 @@ def open_keeper(
     """Open the keeper of one rank, for the run in `run_dir`. If the settings upload samples, `metrics` gets their text,
     which the tokenizer of `model` decodes."""
     recorder = evaluated = None
-    of_evaluations = settings.max_bytes // EVALUATED_PART if settings.evaluated else 0
+    of_evaluations = settings.max_bytes - settings.of_training
     if ranks.rank == 0 and settings.groups:
         upload = _upload(model, metrics, TRAINED_EPISODES) if settings.uploads else None
-        recorder = KeptRecorder(run_dir, settings.max_bytes - of_evaluations, upload)
+        recorder = KeptRecorder(run_dir, settings.of_training, upload)
     if ranks.rank == 0 and of_evaluations:
         upload = _upload(model, metrics, HELD_OUT_EPISODES) if settings.uploads else None
         evaluated = KeptRecorder(run_dir, of_evaluations, upload, EVALUATED_FOLDER)

@@ -44,6 +44,10 @@ class BatchSettings:
         )
 
 
+EVALUATED_PART = 8
+"""Held-out episodes get one part of this many of the bytes for kept episodes."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeepSettings:
     """The settings of the kept episodes.
@@ -60,3 +64,8 @@ class KeepSettings:
     max_bytes: int
     seed: int
     uploads: bool = False
+
+    @property
+    def of_training(self) -> int:
+        """The maximum number of bytes that kept episodes of training take together. Held-out ones get the rest."""
+        return self.max_bytes - (self.max_bytes // EVALUATED_PART if self.evaluated else 0)

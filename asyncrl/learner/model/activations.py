@@ -39,8 +39,8 @@ class Activations:
     output of attention has `width` elements.
 
     The first pass with gradients measures the size of activations: one of its layers keeps everything, and the other
-    layers only their input. Ranks that compute a pass together must recompute the same layers, so `agree` gets the size
-    that each of them measured, and returns the largest.
+    layers only their input. Ranks that compute a pass together must recompute the same layers. So each of them passes
+    the size that it measured to `agree`, which returns the largest of these sizes.
     """
 
     def __init__(self, share: float, width: int, agree: Callable[[float], float] | None = None) -> None:
@@ -134,7 +134,7 @@ def attention_width(config: Any) -> int:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    # Weights that ranks exchange without FSDP are still sharded here.
+    # FSDP has gathered its weights here. Other weights of several ranks are still DTensors.
     local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return local
 

@@ -64,17 +64,18 @@ class Feed:
         source = self._source(draw)
         row = self._row(tx, source)
         for _ in range(len(self._rows[source])):
-            if self._wanted(tx, row, tx.counter(f"feed/{source}") // len(self._rows[source])):
+            if self._wanted(tx, row, self._epoch(tx, source)):
                 break
             tx.add("tasks_passed_over")
             row = self._row(tx, source)
         return draw * self._shards + self._shard, row
 
     def learned(self, tx: Transaction, row: int, success: float) -> None:
-        """Note that a complete group of the task in `row` had the mean outcome `success`."""
+        """Record `success`, the mean outcome of a complete group of the task in `row`."""
         entry = tx.get("tasks", row, tuple[float, int])
         rate = success if entry is None else entry[0] + RATE_DECAY * (success - entry[0])
-        tx.put("tasks", row, [rate, self._epoch_of(tx, row)])
+        source = ALL if ALL in self._rows else self.tasks[row].data_source
+        tx.put("tasks", row, [rate, self._epoch(tx, source)])
 
     def _source(self, draw: int) -> str:
         names = list(self._rows)
@@ -99,9 +100,9 @@ class Feed:
         rate, seen = entry
         return self._band.low <= rate <= self._band.high or epoch - seen >= self._band.revisit
 
-    def _epoch_of(self, tx: Transaction, row: int) -> int:
-        source = ALL if ALL in self._rows else self.tasks[row].data_source
-        return tx.counter(f"feed/{source}") // len(self._rows[source])
+    def _epoch(self, tx: Transaction, source: str) -> int:
+        """The epoch of the row that was drawn last from `source`."""
+        return (tx.counter(f"feed/{source}") - 1) // len(self._rows[source])
 
 
 def _rows_by_source(

@@ -126,7 +126,7 @@ def environment_rows(host: Environment) -> list[tuple[str, str]]:
         ("host", host.host),
         ("GPUs", "; ".join(host.gpus)),
         ("GPU driver", host.driver),
-        ("CPU", f"{host.cpu}, {host.cores} cores that the run may use"),
+        ("CPU", f"{host.cpu}, {host.cores} cores that the run may use" if host.cores else host.cpu),
         ("memory", f"{host.memory / GIB:.0f} GiB" if host.memory else ""),
         ("system", host.system),
         ("asyncrl", host.asyncrl),

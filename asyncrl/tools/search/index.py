@@ -194,7 +194,12 @@ def _passages(corpus: Path) -> Iterator[TitledPassage]:
     """Yield the passages of a corpus. Raises DataError: a passage has no text."""
     for place, row in published_rows(str(corpus)):
         text = text_of(row.get("text"))
-        passage = TitledPassage(text_of(row.get("title")), text) if text else passage_of(text_of(row.get("contents")))
+        contents = row.get("contents")
+        passage = (
+            TitledPassage(text_of(row.get("title")), text)
+            if text
+            else passage_of(contents if isinstance(contents, str) else text_of(contents))
+        )
         if not passage.text:
             raise DataError(f"{place} has no text: a passage has `title` and `text`, or `contents` with both")
         yield passage

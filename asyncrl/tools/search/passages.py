@@ -30,7 +30,7 @@ class PassageSource(Protocol):
 
 def passage_of(contents: str) -> TitledPassage:
     """Read a passage whose first line is its title, the form of FlashRAG and Search-R1."""
-    title, _, text = contents.partition("\n")
+    title, text = (part.strip() for part in contents.split("\n", 1)) if "\n" in contents else ("", contents.strip())
     return TitledPassage(title, text) if text else TitledPassage("", title)
 
 

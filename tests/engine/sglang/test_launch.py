@@ -16,7 +16,7 @@ from asyncrl.engine.sglang.inside import FOLDER
 from asyncrl.engine.sglang.launch import MOST_SILENCES, SILENCES, LaunchedServer, server_command
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.ports import free_ports
-from tests.helpers import GENEROUS_S, async_until, has_ended, until
+from tests.helpers import GENEROUS_S, async_until, has_ended, until, whole_lines
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ async def test_a_server_counts_as_running_until_its_last_process_has_ended(tmp_p
     command, log = [sys.executable, "-c", stubborn], tmp_path / "server.log"
     server = LaunchedServer(f"http://127.0.0.1:{free_ports(1)}", command, log, {}, GENEROUS_S, 1)
     keeper = asyncio.create_task(server.keep())
-    await async_until(lambda: log.exists() and log.read_text().strip())
+    await async_until(lambda: whole_lines(log))
     keeper.cancel()
     await async_until(lambda: not server.running)
     assert has_ended(int(log.read_text().split()[0]))

@@ -90,6 +90,15 @@ def test_tasks_outside_the_band_are_passed_over_counted_and_tried_again_later(st
     assert len(draw(feed, store, 10)) == 10, "a band in which no task lies does not stop the feed"
 
 
+def test_the_last_row_of_an_epoch_belongs_to_this_epoch(store: Store) -> None:
+    feed = Feed(tasks(2), 0, False, band=Band(0.2, 0.8, revisit=2))
+    with store.transaction() as tx:
+        assert [feed.next(tx)[1] for _ in range(2)] == [0, 1]
+        feed.learned(tx, 1, 0.0)
+    # Row 1 was seen in epoch 0. So it is passed over in epoch 1, and comes in epoch 2.
+    assert [row for _, row in draw(feed, store, 3)] == [0, 0, 1]
+
+
 def test_a_task_at_a_bound_of_the_band_is_within_it(store: Store) -> None:
     feed = Feed(tasks(3), 0, False, band=Band(0.25, 0.75, revisit=5))
     with store.transaction() as tx:

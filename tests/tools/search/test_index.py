@@ -85,10 +85,11 @@ def test_the_best_are_the_highest_in_order_of_the_corpus_and_never_those_without
 
 
 def test_passages_may_be_in_the_form_of_search_r1(tmp_path: Path):
-    rows = [{"id": "7", "contents": '"Bees"\nA bee has\nfive eyes.'}, {"id": "8", "contents": "no title"}]
+    rows = [{"contents": '"Bees"\nA bee has\nfive eyes.'}, {"contents": "no title"}, {"contents": "\nNo\nname"}]
     found = opened(corpus_of(tmp_path, rows), tmp_path / "indexes")
     assert found.search("eyes", 1) == [TitledPassage('"Bees"', "A bee has\nfive eyes.")]
     assert found.search("title", 1) == [TitledPassage("", "no title")]
+    assert found.search("name", 1) == [TitledPassage("", "No\nname")]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_a_long_passage_leaves_room_for_the_others():
 def test_the_first_line_of_contents_is_the_title():
     assert passage_of("T\nx\ny") == TitledPassage("T", "x\ny")
     assert passage_of("x") == TitledPassage("", "x")
+    assert passage_of("\nx\ny\n") == TitledPassage("", "x\ny")
 
 
 def test_a_server_answers_the_calls_of_an_episode():

@@ -54,7 +54,7 @@ def demonstration(expression: Nested, rng: random.Random, with_undo: bool) -> li
 
 
 def drawn_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Draw demonstrations, some with one tool and some with two. Return token ids int64[B, T], and a mask bool[B, T] of
+    """Draw demonstrations, all with one tool, or all with two. Return token ids int64[B, T], and a mask bool[B, T] of
     tokens to learn.
 
     Short expressions are more frequent. All tokens are learned. Tool results are learned, too, because they teach the

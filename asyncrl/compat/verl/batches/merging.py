@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from asyncrl.errors import DataProtoError
 
@@ -23,17 +24,24 @@ def united(ours: Mapping[str, T], theirs: Mapping[str, T], part: str, same: Call
 
 
 def equal(left: Any, right: Any) -> bool:
-    """True if two values have the same type and content; nan equals nan."""
+    """True if two values have the same type and content, also within lists and mappings; nan equals nan."""
     if type(left) is not type(right):
         return False
-    if isinstance(left, np.ndarray):
-        if left.dtype != right.dtype or left.shape != right.shape:
-            return False
-        if left.dtype != object:
-            return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
-        return all(map(equal, left.flat, right.flat))
-    if isinstance(left, float):
-        return left == right or (left != left and right != right)
+    match left:
+        case np.ndarray():
+            if left.dtype != right.dtype or left.shape != right.shape:
+                return False
+            if left.dtype != object:
+                return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
+            return all(map(equal, left.flat, right.flat))
+        case torch.Tensor():
+            return left.dtype == right.dtype and torch.equal(left, right)
+        case Mapping():
+            return left.keys() == right.keys() and all(equal(left[name], right[name]) for name in left)
+        case list() | tuple():
+            return len(left) == len(right) and all(map(equal, left, right))
+        case float() | np.floating():
+            return bool(left == right or (left != left and right != right))
     return left is right or bool(left == right)
 
 
@@ -60,5 +68,5 @@ def merged_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found = info.get(METRICS)
         metrics += found if isinstance(found, list) else [] if found is None else [found]
         others = {name: value for name, value in info.items() if name != METRICS}
-        merged = united(merged, others, "meta_info", lambda left, right: bool(left == right))
+        merged = united(merged, others, "meta_info", equal)
     return {**merged, METRICS: transposed(metrics, METRICS)} if metrics else merged

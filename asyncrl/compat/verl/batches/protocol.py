@@ -201,7 +201,7 @@ class DataProto(BatchRows):
             require(name not in ours or same(ours[name], tensor), f"batch[{name!r}] differs in the two batches")
         arrays = united(self.non_tensor_batch, other.non_tensor_batch, "non_tensor_batch", equal)
         DataProto(theirs if self.batch is None and other.batch is not None else self.batch, arrays)
-        about = united(self.meta_info, other.meta_info, "meta_info", lambda left, right: bool(left == right))
+        about = united(self.meta_info, other.meta_info, "meta_info", equal)
         if self.batch is None:
             self.batch = other.batch
         else:

@@ -239,3 +239,18 @@ def test_a_batch_without_rows_keeps_its_fields() -> None:
     assert (len(again), again.batch["ids"].shape) == (0, (0, 2))
     assert "ids: (0, 2)" in again.get_data_info()
     assert ids(DataProto.concat([again, make_batch(1)])) == [0]
+
+
+def test_equal_values_within_lists_and_mappings_are_united_and_joined() -> None:
+    def batch() -> DataProto:
+        pixels = np.array(
+            [{"pixels": np.ones(2), "score": float("nan")}, [np.float32("nan"), torch.ones(2)]], dtype=object
+        )
+        return DataProto.from_dict({"a": torch.zeros(2)}, {"extra": pixels}, meta_info={"mean": np.ones(2)})
+
+    assert set(batch().union(batch()).non_tensor_batch) == {"extra"}
+    assert len(DataProto.concat([batch(), batch()])) == 4
+    other = batch()
+    other.non_tensor_batch["extra"][0]["pixels"] = np.zeros(2)
+    with pytest.raises(DataProtoError, match=r"non_tensor_batch\['extra'\] differs"):
+        batch().union(other)

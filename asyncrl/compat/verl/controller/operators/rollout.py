@@ -58,7 +58,11 @@ class Rollout:
         self._stack = AsyncExitStack()
         self._engine: Engine
         self._runner: EpisodeRunner
-        self._loop.run(self._open(open_player))
+        try:
+            self._loop.run(self._open(open_player))
+        except BaseException:
+            self.close()
+            raise
 
     async def _open(self, open_player: OpenPlayer) -> None:
         # Blocking tools run in these threads. With one thread per call, no episode waits for another one's tool.
@@ -84,8 +88,10 @@ class Rollout:
         return self._loop.run(self._run_all(tickets))
 
     def close(self) -> None:
-        self._loop.run(self._stack.aclose())
-        self._loop.close()
+        try:
+            self._loop.run(self._stack.aclose())
+        finally:
+            self._loop.close()
 
     async def _run_all(self, tickets: Sequence[Ticket]) -> list[Trajectory | FailedEpisode]:
         room = asyncio.Semaphore(self._limits.concurrency)

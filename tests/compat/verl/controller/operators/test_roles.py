@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from asyncrl.compat.verl.controller.operators import (
     open_algorithm,
     policy_parts,
 )
+from asyncrl.compat.verl.controller.operators.rollout import Rollout, RolloutLimits
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.writing import write_tasks
+from asyncrl.engine.base import Engine
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError, DispatchError, EngineError, WeightsError, WorkerError
 from tests.compat.verl.controller.operators.support import config
 from tests.helpers import make_task
@@ -219,6 +222,15 @@ def test_a_rollout_refuses_weights_and_tags_that_it_cannot_take(tmp_path: Path) 
             asyncio.run(rollout.update_weights(iter([]), bucket=1))
         with pytest.raises(ConfigError, match=r"tags=\['gpu'\]: the tags are weights and kv_cache"):
             asyncio.run(rollout.resume(["gpu"]))
+    closed = list[bool]()
+
+    async def fail(stack: AsyncExitStack) -> tuple[Engine, EpisodeRunner]:
+        stack.callback(closed.append, True)
+        raise ConfigError("no such tool")
+
+    with pytest.raises(ConfigError, match="no such tool"):
+        Rollout(fail, RolloutLimits(1, 1, 1.0))
+    assert closed == [True]
     servers = config(tmp_path, "engine=sglang", "engine.urls=[http://127.0.0.1:1]")
     with pytest.raises(ConfigError, match=r"engine\.kind=sglang: workers generate with the embedded engine"):
         EngineRollout(policy_parts(servers))
