@@ -97,8 +97,11 @@ class Table:
         differs: Sequence[str],
         idle: Sequence[str] = (),
     ) -> Translated:
-        """Make the result: `settings` in the order of asyncrl's keys, `differs`, and lines about the `given` keys that
-        have no counterpart or are unknown, and about the keys `idle`, which change nothing."""
+        """Make the result. It has `settings` in the order of asyncrl's keys, and the lines `differs`.
+
+        It also has lines about `given` keys that have no counterpart or are unknown, and about the keys in `idle`,
+        which change nothing.
+        """
         without, off = self._without(source, given)
         names = [each.removesuffix(".*") for row in self.rows for each in row.there]
         unknown = [
@@ -113,7 +116,8 @@ class Table:
 
     def with_value(self, key: str, source: OtherConfig) -> str:
         """The key and its value, as `key=value`."""
-        # An unknown key may be a secret by its name. The trainer's own keys are not, although some end with `_key`.
+        # The name of an unknown key may say that its value is a secret, which is then masked. The trainer's own keys
+        # hold no secrets, although the names of some end with `_key`.
         return f"{key}={as_yaml(masked(source[key], '' if self.row_of(key) else key.rpartition('.')[2]))}"
 
     def _idle(self, keys: Sequence[str], source: OtherConfig) -> Iterator[str]:
@@ -139,7 +143,8 @@ class Table:
         return lines, off
 
     def _shown(self, row: Row, keys: Sequence[str], source: OtherConfig) -> Iterator[str]:
-        """The keys that the row names one by one, each with its value, then the number of keys for each `SECTION.*`."""
+        """Yield the keys that the row names one by one, each with its value. Then, for each section that the row names
+        as `SECTION.*`, yield the number of its keys."""
         whole: Counter[str] = Counter()
         for key in keys:
             sections = [each for each in row.there if each.endswith(".*") and key.startswith(each[:-1])]
@@ -182,7 +187,7 @@ def refused(text: str) -> Iterator[str]:
 def write(text: str, report: Sequence[str], out: Path | None) -> None:
     """Write the experiment file to `out`, and the report to the terminal. The file also has the report, as comments.
 
-    Without `out`, only the file is written, to the terminal.
+    Without `out`, write only the content of the experiment file, to the terminal.
     """
     whole = "".join(f"# {line}\n" for line in report) + text
     if out is None:

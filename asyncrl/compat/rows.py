@@ -60,7 +60,8 @@ def used(there: str, here: str, default: Any, sentence: str) -> Row:
 
 
 def none(section: str, names: str, sentence: str) -> Row:
-    """A row for keys without a counterpart: the `names`, separated by spaces, of a section (empty: no section)."""
+    """A row for keys without a counterpart. `names` are their names within `section`, separated by spaces. An empty
+    `section` means that the keys are in no section."""
     return Row(tuple(f"{section}.{name}" if section else name for name in names.split()), "", sentence)
 
 
@@ -90,7 +91,7 @@ def dotted(path: str, name: str) -> str:
 
 
 def in_file(path: str, name: str) -> str:
-    """The path of the object `name` of a file, as FILE.py:NAME; of a module, it is dotted."""
+    """The path of the object `name`: FILE.py:NAME for a file, and the dotted path for a module."""
     file = path.removeprefix("file://")
     return f"{at_home(file)}:{name}" if file.endswith(".py") else dotted(path, name)
 

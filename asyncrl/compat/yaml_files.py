@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_nodes(path: Path) -> DictConfig | ListConfig:
-    """The content of a file, in which references are read when they are used. Raises: see `read_yaml`."""
+    """The content of a file. A reference in it is resolved only when it is used. Raises: see `read_yaml`."""
     text = read_small(path)
     tree = yaml.compose(text, Loader=yaml.SafeLoader)
     if tree is not None and _count(tree, {}) > MAX_VALUES:

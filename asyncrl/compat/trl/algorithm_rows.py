@@ -92,7 +92,7 @@ def _aggregation(source: TrlConfig) -> Iterator[Setting | str]:
     if kind == "dr_grpo":
         yield "algorithm.aggregation", part("seq-mean-token-sum-norm", norm=source["max_completion_length"])
     elif kind == "luspo":
-        # GSPO averages over the tokens of a sequence. Times its length, this is the sum.
+        # GSPO averages over the tokens of a sequence. luspo multiplies this mean by the length, which gives the sum.
         yield "algorithm.aggregation", part("seq-mean-token-sum")
     else:
         yield "algorithm.aggregation", part("seq-mean-token-mean" if kind in MEANS_OF_SEQUENCES else "token-mean")
@@ -112,7 +112,10 @@ def _correction(source: TrlConfig) -> Iterator[Setting | str]:
     if source["loss_type"] == "vespo":
         corrections = []
         if corrects:
-            yield "loss_type=vespo: its weight has the exact ratio to the engine's policy, which TRL truncates or masks"
+            yield (
+                "loss_type=vespo: its weight is computed with the exact ratio to the engine's policy; TRL truncates or "
+                "masks this ratio"
+            )
     elif corrects:
         name, level = MODES.get(source["vllm_importance_sampling_mode"], ("truncate", "token"))
         cap = source["vllm_importance_sampling_cap"] or source["vllm_importance_sampling_clip_max"]

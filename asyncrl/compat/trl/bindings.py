@@ -68,8 +68,8 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def bound(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """The names that a node binds or whose objects it changes, each with its value. None: only the running script knows
-    it."""
+    """The names that a node binds, and the names of objects that it changes. Each comes with its value, or with None if
+    only the running script knows the value."""
     yield from _assigned(node)
     match node:
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
@@ -88,8 +88,8 @@ def _base(node: ast.AST) -> str:
 
 
 def set_attributes(node: ast.AST) -> Iterator[tuple[str, str, ast.AST]]:
-    """The attributes that a node sets: the object's name, the attribute, and its value. If the text does not tell the
-    value, the node itself is given in its place."""
+    """The attributes that a node sets: the object's name, the attribute, and its value. If the text does not show the
+    value, the node itself takes the place of the value."""
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:

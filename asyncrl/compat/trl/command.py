@@ -1,8 +1,8 @@
 """`asyncrl from-trl [FILE] [KEY=VALUE ...] [--out FILE]`: a GRPOConfig of TRL becomes an experiment file.
 
 FILE is a Python script with GRPOConfig and GRPOTrainer, the YAML of `trl grpo --config`, or JSON. A script is not run:
-the values that its text tells are read, and the report names the others. KEY=VALUE overrides FILE. All other keys have
-TRL's defaults.
+values that its text shows are read, and the report names the values that only the running script knows. KEY=VALUE
+overrides FILE. All other keys have TRL's defaults.
 
 Prints the differences, the keys without a counterpart, and what to use instead. The experiment file has these lines as
 comments. Without --out it is printed. docs/trl.md lists all keys.

@@ -27,8 +27,8 @@ def _engine(source: TrlConfig) -> Iterator[Setting | str]:
     )
     if source["vllm_mode"] == "colocate":
         yield (
-            "vllm_mode=colocate: learner and servers have GPUs of their own here; for turns on the same GPUs, set "
-            "cluster.colocated=true and replay.max_lag=0"
+            "vllm_mode=colocate: learner and servers have GPUs of their own here; to let them alternate on the same "
+            "GPUs, set cluster.colocated=true and replay.max_lag=0"
         )
 
 

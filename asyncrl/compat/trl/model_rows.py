@@ -23,7 +23,7 @@ _OF_MIXTURE = frozenset(("columns", "fraction"))
 
 
 def text(value: Any) -> Any:
-    """The value, or the dotted path of a function or class that the script names."""
+    """The value. In place of a function or class that the script names, its dotted path."""
     return value.path if isinstance(value, Named) else value
 
 
@@ -202,8 +202,9 @@ ROWS: tuple[Row, ...] = (
         "`data.train`",
         None,
         "`load_dataset(NAME, CONFIG, split=SPLIT)` becomes `hub:NAME?config=CONFIG&split=SPLIT`, with `&revision=` if "
-        "one is given, and JSON or Parquet files stay files. If the script changes rows, by `map` for example, loads "
-        "only a part of files, as by `split='train[:90%]'`, or gives `data_dir`, write the rows to a file first.",
+        "a revision is given. JSON and Parquet files stay files. Write the rows to a file first in three cases: the "
+        "script changes rows (for example by `map`), loads only a part of a file (for example by "
+        "`split='train[:90%]'`), or gives `data_dir`.",
         _train,
     ),
     made("eval_dataset", "`data.eval`", None, "As `train_dataset`.", _eval),

@@ -177,9 +177,9 @@ ROWS: tuple[Row, ...] = (
         "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
         "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`; "
         "further ones are left out, and the report names them. A function without an importable name, such as a "
-        "lambda, is left out, and the report lists it. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
-        "which is not a function, so that a run refuses it. If only a model or an environment gives rewards, the rule "
-        "is `environment`.",
+        "lambda, is left out, and the report lists it. If no function is left, `scoring.rule` is `environment` if an "
+        "environment may give rewards, and null if only a model gives them. With neither, it is `MODULE.FUNCTION`, "
+        "which is not a function, so that a run refuses it.",
         _rules,
     ),
     used(

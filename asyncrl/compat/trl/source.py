@@ -52,9 +52,9 @@ LISTS = ("reward_funcs", "tools")
 TRAINERS = frozenset(("accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "trl", "unsloth", "vllm"))
 """Packages of training scripts that the environment of asyncrl may lack."""
 NULLS = ("vllm_importance_sampling_clip_max",)
-"""Keys with a default whose null has a meaning: here, no bound."""
+"""Keys that have a default, but for which null has a meaning of its own: here, no bound."""
 OTHERWISE = {"max_completion_length": "vllm_max_model_length"}
-"""Maps a key to another one, which counts if the key is null."""
+"""Maps a key to another key, whose value is used if the first key is null."""
 LONGEST_EXPRESSION = 60
 LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
@@ -63,8 +63,8 @@ class TrlConfig:
     """The values of a configuration of TRL, with TRL's defaults.
 
     `given` has the keys that the file and the words name. `remarks` has a line for each value that only the running
-    script knows, and for each class or function that Python would find only by running the script. It also has one for
-    each key of which null is read as TRL's default.
+    script knows, and for each key whose null is read as TRL's default. It also has a line about classes and functions
+    of the script, if importing the script would start the training or need packages of TRL.
     """
 
     def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], remarks: Sequence[str] = ()) -> None:
@@ -160,8 +160,8 @@ def _of_script(script: Script, file: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _with_names(environments: Any, script: Script, file: Path) -> Any:
-    """The classes of environments, each with the names that its body defines, if the script or a module in the script's
-    folder has the class."""
+    """The classes of environments. A class of the script, or of a module in the script's folder, also gets the names
+    that its body defines."""
     if isinstance(environments, Mapping):
         return {name: _with_names(each, script, file) for name, each in environments.items()}
     if not isinstance(environments, Named):
@@ -190,7 +190,7 @@ def _arguments(call: ast.Call, positions: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _adapters(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove the LoraConfig in `peft_config`, and return the words of TRL's command line that have its values."""
+    """Remove the LoraConfig in `peft_config`, and return its values by the words of TRL's command line."""
     adapters = given.get("peft_config")
     if not isinstance(adapters, MadeOf):
         return {}

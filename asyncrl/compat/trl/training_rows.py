@@ -18,8 +18,8 @@ SCHEDULES = {
 }
 SINKS = ("wandb", "tensorboard", "trackio")
 PROCESSES = "num_processes"
-"""The number of processes. TRL's configuration lacks it, since accelerate starts the processes, so the user may add it
-as KEY=VALUE."""
+"""The key of the number of processes. TRL's configuration lacks this key, since accelerate starts the processes. The
+user may add it as KEY=VALUE."""
 
 
 def _generated(source: TrlConfig) -> tuple[int, int]:
@@ -195,9 +195,9 @@ ROWS: tuple[Row, ...] = (
         "per_device_train_batch_size",
         "`learner.batch_size`, `learner.minibatches`, `learner.micro_tokens`",
         8,
-        "`learner.batch_size` is the number of completions that TRL generates at once, or trains in one update if that "
-        "is more. `learner.minibatches` is the number of updates for each generation. `learner.micro_tokens` is this "
-        "value times `actor.max_tokens`.",
+        "`learner.batch_size` is the number of completions that TRL generates at once, or the number that it trains in "
+        "one update, whichever is larger. `learner.minibatches` is the number of updates for each generation. "
+        "`learner.micro_tokens` is this value times `actor.max_tokens`.",
         _batch,
     ),
     used("gradient_accumulation_steps", "`learner.batch_size`, `learner.minibatches`", 1, "As above."),

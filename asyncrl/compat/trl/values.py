@@ -1,4 +1,4 @@
-"""Finds values in a Python script without running it: constants and sums of them, names of functions, and data sets.
+"""Finds values in a Python script without running it: constants, arithmetic on them, names of functions, and data sets.
 
 The script may come from a stranger, so the number of steps and the size of values are limited.
 """
@@ -43,8 +43,8 @@ class UnknownValueError(ValueError):
 
 @dataclass(frozen=True)
 class Named:
-    """A function or class by its dotted path. `defined_here` is true if the script defines it. `names` are those that
-    the body of a class defines; None: they are unknown, or the class inherits further names."""
+    """A function or class by its dotted path. `defined_here` is true if the script defines it. `names` are the names
+    that the body of a class defines. None: they are unknown, or the class inherits further names."""
 
     path: str
     defined_here: bool = False
@@ -156,7 +156,8 @@ class Script:
     def attributes_of(self, call: ast.Call) -> Iterator[tuple[str, ast.AST]]:
         """The attributes that the script sets on the object that `call` makes, as in `config.beta = 0.1`.
 
-        Each has its value, or a statement without a value if only the running script knows the value.
+        Each comes with the expression of its value. If only the running script knows the value, the statement that sets
+        the attribute takes the place of the expression.
         """
         names = {name for name, found in self._bindings.items() if any(each.value is call for each in found)}
         for node in self._places:
@@ -321,8 +322,8 @@ class Script:
 
 
 def rows_of(arguments: Mapping[str, Any]) -> ScriptRows:
-    """The rows that `datasets.load_dataset` reads with these arguments. The source is empty if none of ours reads the
-    same rows."""
+    """The rows that `datasets.load_dataset` reads with these arguments. Their source is empty if no source of asyncrl
+    reads the same rows."""
     given = {name: value for name, value in arguments.items() if value is not None and name not in _SAME_ROWS}
     path, split, files = given.pop("path", None), given.pop("split", None), given.pop("data_files", None)
     options = {"config": given.pop("name", None), "split": split, "revision": given.pop("revision", None)}
@@ -350,7 +351,7 @@ def split_of(rows: ScriptRows, split: str) -> ScriptRows:
 
 
 def _option(name: str, value: Any) -> str:
-    # The source decodes % and + as in a URL, so that a split such as train+test must be encoded.
+    # The source decodes % and + as in a URL. So a split such as train+test must be encoded.
     return f"{name}={quote(str(value), safe='/:[]')}"
 
 

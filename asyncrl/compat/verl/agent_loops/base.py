@@ -65,14 +65,14 @@ class MergeResult:
 
 
 Merged = tuple[MergeResult, list[int], list[float] | None]
-"""The tokens so far, and the mask and log-probs of the response's tokens among them."""
+"""All tokens so far, then the mask of the response's tokens, and their log-probs."""
 
 
 class AgentLoopBase(ABC):
     """Plays one episode. An object is made for each episode, with the arguments of verl's own class.
 
     `config` is a configuration with those of verl's keys for which asyncrl has values. `server_manager.generate`
-    samples the policy's turns. There is no `processor`: only text is shown.
+    samples the policy's turns. `processor` is None, since the policy sees only text.
     """
 
     _class_initialized: bool = False

@@ -67,7 +67,7 @@ class ToolParser(ABC):
 
 
 _UNREAD = "unknown"
-"""The name of a malformed call whose name could not be read."""
+"""The name that a malformed call gets if its own name could not be read."""
 
 
 class _AnyFunctions(Mapping[str, Mapping[str, Any]]):

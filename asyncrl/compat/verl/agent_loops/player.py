@@ -1,7 +1,7 @@
 """Plays episodes with agent loops of verl: `actor.agent=verl`.
 
 The policy's turns are recorded while the loop runs. The loop's output is then compared with the record, token by token
-(`episode.claims`). So the trajectory has a token as sampled only if the policy did sample it there.
+(`episode.claims`). So the trajectory marks a token as sampled only if the policy did sample it at that place.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ from asyncrl.types import Task
 
 SETTING = "actor.agent_options"
 AGENT_NAME = "agent_name"
-"""The column of a row, or field of its `extra_info`, that names the loop that plays it."""
+"""The column of a row, or the field of its `extra_info`, with the name of the agent loop that plays the row."""
 _OF_VERL = ("self", "sampling_params", AGENT_NAME)
 MOST_NUMBERS = MAX_METRICS - 2
-"""The numbers of an output that become metrics. Two more count what is left out of the output."""
+"""The maximum number of an output's numbers that become metrics. Two further metrics may count the numbers that are
+left out, and the sampled turns that the output lacks."""
 _VERSIONS = ("global_steps", "min_global_steps", "max_global_steps")
 
 
@@ -78,11 +79,11 @@ def open_loops(
 
 
 class VerlAgentLoops:
-    """Plays each episode with the agent loop that its row names as `agent_name`, else with the loop `default`: a
-    registered name, or the dotted path of a class.
+    """Plays each episode with the agent loop that its row names as `agent_name`. If the row names none, the loop is
+    `default`: a registered name, or the dotted path of a class.
 
-    `given` has further loops by name: their arguments, with the dotted path of the class as `_target_`. The loops read
-    `config`, and get `tokenizer` and the `model_type` of the model's configuration.
+    `given` maps the name of each further loop to its arguments, and to the dotted path of its class as `_target_`. The
+    loops read `config`, and get `tokenizer` and the `model_type` of the model's configuration.
 
     Raises ConfigError: a loop or a tool does not exist, or a loop's `run` is not async.
     """
@@ -155,7 +156,7 @@ class VerlAgentLoops:
             **{"temperature": episode.ticket.temperature, "top_p": 1.0, "top_k": -1},
             **{"repetition_penalty": 1.0, "logprobs": True},
         }
-        # A field of this name would be a second value of the parameter `sampling_params`.
+        # `run` gets its first parameters by position. A field with the name of one of them would be a second value.
         taken = {*list(inspect.signature(type(loop).run).parameters)[:2], *_OF_VERL}
         row = _row(task, episode.ticket.group_id)
         return await loop.run(params, **{field: value for field, value in row.items() if field not in taken})
@@ -185,7 +186,7 @@ class VerlAgentLoops:
     def _check_class(self, entry: DictConfig) -> None:
         """Raises ConfigError: the class does not exist, or its `run` is not async."""
         run = getattr(self._class_of(entry), "run", None)
-        # The function of a decorator has another name, or names the function that it wraps.
+        # A function that a decorator returned has another name, or the attribute `__wrapped__`.
         is_own = inspect.isfunction(run) and run.__name__ == "run" and not hasattr(run, "__wrapped__")
         if is_own and not inspect.iscoroutinefunction(run):
             raise ConfigError(
@@ -265,7 +266,7 @@ def _shown_numbers(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def _claim(output: Any) -> ClaimedSequence:
-    """The tokens of a loop's output, with a mask of those that it calls sampled.
+    """The tokens of a loop's output, with a mask of the tokens that the output marks as sampled.
 
     Raises RefusedError: the output is malformed.
     """

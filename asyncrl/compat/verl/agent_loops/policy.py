@@ -28,8 +28,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "stop": ([], ""),
 }
-"""Sampling parameters that a loop may set, each to values that change neither the policy's distribution nor the end of
-its turns."""
+"""Sampling parameters that a loop may set, each with its allowed values. These values change neither the policy's
+distribution nor the end of its turns."""
 _WITHOUT_EFFECT = ("logprobs", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
 _LIMITS = ("max_tokens", "max_new_tokens")
 _MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_output")

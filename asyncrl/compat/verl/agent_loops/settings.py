@@ -26,8 +26,8 @@ _OWN = {
 def loop_config(actor: ActorConfig, data: DataConfig, model: ModelConfig, further: Mapping[str, Any]) -> DictConfig:
     """The configuration of agent loops. `further` has keys of verl for which asyncrl has no option.
 
-    A prompt may have `data.max_prompt_length` tokens. Without that limit it leaves room for one turn of
-    `actor.max_turn_tokens`. The response has the rest of `actor.max_tokens`.
+    A prompt may have `data.max_prompt_length` tokens. If that option is null, a prompt may have all of
+    `actor.max_tokens` except one turn of `actor.max_turn_tokens`. The response may have the rest of `actor.max_tokens`.
 
     Raises ConfigError: `further` is malformed, or has a key that an option of asyncrl sets.
     """

@@ -73,7 +73,7 @@ class AgentData:
         self.user_turns = 0
         self.assistant_turns = 0
         self.tool_calls: list[FunctionCall] = []
-        # The tools that the row selects, under the name that subclasses read; None: all tools of the loop.
+        # The tools that the row selects; None: all tools of the loop. Subclasses read the attribute by this name.
         self._active_tools: Mapping[str, Any] | None = None
         self.image_data = self.video_data = self.audio_data = None
         self.extra_fields: dict[str, Any] = {}
@@ -306,7 +306,7 @@ def _assistant(text: str, calls: list[FunctionCall]) -> dict[str, Any]:
 
 
 def _read(arguments: str) -> Any:
-    """The arguments of a call. If they are not JSON object, they are JSON text."""
+    """The arguments of a call: a mapping if they are a JSON object, else JSON text."""
     try:
         read = json.loads(arguments)
     except (ValueError, TypeError):

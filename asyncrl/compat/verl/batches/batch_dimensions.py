@@ -43,8 +43,10 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
 
 
 def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
-    """The batch whose rows are the elements of the first `batch_dims` dimensions, or of fewer if not all tensors share
-    them. Nested tensors share only the first dimension, so with them rows stay rows.
+    """The batch whose rows are the elements of the first `batch_dims` dimensions.
+
+    If the tensors do not all have equal sizes in these dimensions, only the leading dimensions with equal sizes count.
+    Of a nested tensor only the first dimension counts, so a batch with a nested tensor keeps its rows.
 
     Raises DataProtoError: the batch has no tensors. Raises ValueError: an array cannot be reshaped to these rows.
     """

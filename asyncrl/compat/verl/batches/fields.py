@@ -39,7 +39,8 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
 
 
 def check_rows(batch: TensorBatch | None, arrays: Mapping[str, Array]) -> None:
-    """Raises DataProtoError: fields differ in their number of rows, or a value in `arrays` is not an array [B, ...]."""
+    """Raises DataProtoError: an array has another number of rows than the tensors, or a value in `arrays` is not an
+    array [B, ...]. Without tensors, the lengths of the arrays are not compared."""
     if batch is not None:
         require(len(batch.batch_size) == 1, f"the batch has batch size {list(batch.batch_size)}, not [B]")
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""`all_gather_data_proto`: every process of a group gets the rows of all."""
+"""`all_gather_data_proto`: every process of a group gets the rows of all processes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def ragged_dimension(nested: Tensor) -> int:
 def of_rows(rows: Sequence[Tensor], like: Tensor) -> Tensor:
     """The nested tensor with these rows, whose lengths differ in the same dimension as in `like`.
 
-    Without rows, it also has the dtype, the device and the other sizes of `like`.
+    If `rows` is empty, the result has the dtype, the device and the other sizes of `like`.
     """
     dimension = ragged_dimension(like)
     lengths = torch.tensor([0, *(row.shape[dimension - 1] for row in rows)])

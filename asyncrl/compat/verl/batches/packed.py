@@ -34,8 +34,8 @@ PREPARED = {
 }
 """Batch fields for further results of `Algorithm.prepare`, each with its name in `Tokens`.
 
-They are [B, R], or [B, R, K] for the token's weights in K loss streams, in the dtypes of `Tokens`. verl itself has only
-the first one, the importance weights.
+A field is [B, R]. The weights of tokens in K loss streams are [B, R, K]. The dtypes are those of `Tokens`. verl itself
+has only the first field, the importance weights.
 """
 
 

@@ -53,7 +53,7 @@ class TensorBatch:
 
     @classmethod
     def of(cls, given: TensorBatch | HasTensors | None) -> TensorBatch | None:
-        """`given` as a TensorBatch, with the batch size and device of a TensorDict if it is one. None gives None."""
+        """`given` as a TensorBatch. A TensorDict also gives its batch size and its device. None gives None."""
         if given is None or isinstance(given, TensorBatch):
             return given
         return cls(given, getattr(given, "batch_size", None), getattr(given, "device", None))
@@ -142,8 +142,8 @@ class TensorBatch:
         return self.select(*(name for name in self._tensors if name not in names))
 
     def rename_key_(self, old: str | Sequence[str], new: str | Sequence[str]) -> TensorBatch:
-        """Rename tensors in place, all at once; another tensor with a new name is replaced. Raises KeyError, and
-        renames nothing: an old name is missing."""
+        """Rename tensors in place, all at once. A tensor that already has one of the new names is replaced. Raises
+        KeyError, and renames nothing: an old name is missing."""
         olds, news = ([each] if isinstance(each, str) else list(each) for each in (old, new))
         if missing := [each for each in olds if each not in self._tensors]:
             raise KeyError(missing[0])

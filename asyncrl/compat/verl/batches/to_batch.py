@@ -23,7 +23,7 @@ from asyncrl.scoring.rules.verl import rollout_reward_scores
 from asyncrl.types import NO_VERSION, Labels, Role, Step, Task, Trajectory, Turn
 
 UNROUTED = 255
-"""Each byte of `routed_expert_bytes` for a token without routed experts, as in Trajectory."""
+"""The value of each byte of `routed_expert_bytes` for a token without routed experts. Trajectory has the same value."""
 
 
 class _Branch(NamedTuple):

@@ -1,4 +1,4 @@
-"""Translates the keys of verl's asynchronous trainers, and tells how their steps and versions count.
+"""Translates the keys of verl's asynchronous trainers, and computes the numbers of their steps and versions.
 
 These trainers are `fully_async_policy` (section `async_training`), `one_step_off_policy` (section `rollout` alone), and
 the modes of `trainer.v1`.
@@ -54,8 +54,8 @@ def steps_a_version(source: VerlConfig) -> int:
 
 
 def total_steps(source: VerlConfig) -> int | None:
-    """The number of learner steps of `fully_async_policy`: whole versions, and 1 version or more. None: only the number
-    of epochs limits them."""
+    """The number of learner steps of `fully_async_policy`, which is a multiple of the steps of a version, and not 0.
+    None: only the number of epochs limits the steps."""
     if source.values.get(TOTAL) is None:
         return None
     version = steps_a_version(source)
@@ -70,7 +70,7 @@ def _lag(source: VerlConfig) -> Iterator[Setting | str]:
         yield "learner.publish_every", version
         yield (
             f"{STALENESS}={staleness}: replay.max_lag={lag} counts whole versions; a version is {SYNC_STEP}={version} "
-            "steps in both"
+            "steps, as in verl"
         )
         if not source[PARTIAL]:
             yield f"{PARTIAL}=false: verl waits for all episodes before new weights; here they go on with the new ones"
@@ -114,7 +114,8 @@ ROWS = (
         "`learner.steps`",
         None,
         "`learner.steps` is this number of prompts divided by the prompts of a step, rounded down to a multiple "
-        "of `learner.publish_every`, and at least that. With null, `learner.epochs` is used instead.",
+        "of `learner.publish_every`, but at least `learner.publish_every`. With null, `learner.epochs` is used "
+        "instead.",
     ),
     *(alias(f"{ROLLOUT}.{name}", f"actor_rollout_ref.rollout.{name}") for name in ("nnodes", "n_gpus_per_node")),
     none(ROLLOUT, "n", "verl reads `actor_rollout_ref.rollout.n`."),

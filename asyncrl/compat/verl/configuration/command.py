@@ -4,8 +4,8 @@ CONFIG is a YAML file, such as the one that verl's ppo_trainer prints with --cfg
 verl's examples. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY override CONFIG. All other keys have verl's defaults.
 In these words $NAME is a variable of the environment.
 
-A script is not run: only its words with dotted keys are read, and the file that its --config-name names. Start the
-command in the folder in which the script would start.
+A script is not run. The command reads only its words with dotted keys, and the file that its --config-name names. Start
+the command in the folder in which the script would start.
 
 Prints the differences, the keys without a counterpart, and what to use instead. The experiment file has these lines as
 comments. Without --out it is printed. docs/verl.md lists all keys.

@@ -54,7 +54,7 @@ def is_of_verl(name: str) -> bool:
 
 
 def read_config(file: Path) -> tuple[Section, list[str]]:
-    """The values of a file and of the files that it includes, and a line for each of these that is not found.
+    """The values of a file and of the files that it includes, and a line for each included file that is not found.
 
     Raises the errors in `config.group_files.FAILURES`. Raises ConfigError: a file has no keys, or there are too many
     files.

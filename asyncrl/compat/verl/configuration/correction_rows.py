@@ -139,7 +139,7 @@ def has_own_manager(source: VerlConfig) -> bool:
 
 
 def score_name(source: VerlConfig, key: str) -> str:
-    """The name in labels of the number `key` of a reward function's result."""
+    """The name by which labels have the number `key` from the result of a reward function."""
     scorer = "manager" if judged_by_manager(source) else f"rule/{source['reward.custom_reward_function.name']}"
     return scorer if key == "score" else f"{scorer}/{key}"
 

@@ -102,7 +102,7 @@ def _kl(source: VerlConfig) -> Iterator[Setting | str]:
         if source[f"{KL_CONTROL}.type"] == "adaptive" and source[f"{CORRECTION}.bypass_mode"]:
             yield (
                 f"{KL_CONTROL}.type=adaptive: the coefficient is fixed, because in bypass mode the KL of the trained "
-                "policy is not known when it is adapted; set algorithm.proximal=recompute and the `target` of "
+                "policy is not known in time to adapt it; set algorithm.proximal=recompute and the `target` of "
                 "algorithm.kl to adapt it"
             )
         elif source[f"{KL_CONTROL}.type"] == "adaptive":

@@ -27,8 +27,8 @@ def missing_file(key: str, path: str) -> str:
 
 
 def wrong_object(path_key: str, path: str, name_key: str, name: str) -> Iterator[str]:
-    """Lines about a Python file that does not exist or is malformed, or that does not define `name`. `path_key` and
-    `name_key` give the two. A module of a package (`pkg://`) is not checked."""
+    """Lines about a Python file that does not exist or is malformed, or that does not define `name`. `path_key` is the
+    key of the file's path, and `name_key` the key of `name`. A module of a package (`pkg://`) is not checked."""
     file = path.removeprefix(FILE)
     if path.startswith(PACKAGE) or not file.endswith(".py"):
         return
@@ -39,8 +39,8 @@ def wrong_object(path_key: str, path: str, name_key: str, name: str) -> Iterator
 
 
 def wrong_class(key: str, path: str) -> Iterator[str]:
-    """Lines about the class with the dotted path `path`, which `key` gives, if its module is a file below the current
-    folder."""
+    """Lines about mistakes in `path`, the dotted path of a class and the value of `key`. It is checked only if its
+    module is a file below the current folder."""
     module, _, name = path.rpartition(".")
     file = f"{module.replace('.', '/')}.py"
     if module and Path(file).is_file() and (mistake := _mistake(file, name)):

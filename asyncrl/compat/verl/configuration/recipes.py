@@ -27,11 +27,11 @@ FULLY_ASYNC: Section = {
     "algorithm": _BYPASS,
 }
 RECIPES = {"fully_async_ppo": FULLY_ASYNC, "one_step_off_ppo": ONE_STEP_OFF}
-"""Maps the beginning of the name of a configuration that verl ships to its values."""
+"""The values of configurations that verl ships. A key is the beginning of such a configuration's name."""
 
 
 def recipe_named(name: str) -> Section:
-    """The values in which the configuration `name` that verl ships differs from ppo_trainer.yaml."""
+    """The values by which `name`, a configuration that verl ships, differs from ppo_trainer.yaml."""
     stem = PurePath(name).name
     return next((copy.deepcopy(recipe) for start, recipe in RECIPES.items() if stem.startswith(start)), {})
 
@@ -43,5 +43,5 @@ def recipe_of(given: Section) -> Section:
 
 
 def with_recipe(given: Section) -> Section:
-    """The configuration with the values of its asynchronous trainer, where it gives none itself."""
+    """The configuration. Keys that it does not set get the values of its asynchronous trainer."""
     return merged(recipe_of(given), given)

@@ -155,7 +155,7 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
     longest = source[f"{KWARGS}.max_resp_len"] if source.says(f"{KWARGS}.max_resp_len") else source[RESPONSE]
     buffer, weight = source[f"{BUFFER}.len"], source[f"{BUFFER}.penalty_factor"]
     if source[f"{FILTER}.metric"] in OF_FUNCTION:
-        # These metrics leave the penalty out. The learner adds this one after the replay has filtered the groups.
+        # These metrics leave the penalty out. So the learner adds it, after the replay has filtered the groups.
         yield "algorithm.reward", [part("overlong", max_length=longest, buffer=buffer, weight=weight)]
     else:
         yield "scoring.shaping.overlong_penalty", weight
@@ -203,8 +203,8 @@ def _outcome_model(source: VerlConfig) -> Iterator[Setting | str]:
         )
     elif path and source[f"{MODEL}.enable"]:
         yield (
-            f"{MODEL}.enable=true: in verl the model adds nothing to the reward here, but your function or manager can "
-            f"ask it. asyncrl starts no server of {path}: start one, and give your function its address"
+            f"{MODEL}.enable=true: with your function or manager, the model adds nothing to the reward in verl, but "
+            f"your code can ask it. asyncrl starts no server of {path}: start one, and give your function its address"
         )
 
 

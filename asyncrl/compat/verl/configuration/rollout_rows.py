@@ -34,8 +34,8 @@ ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 OFF = {"enforce_eager": "--disable-cuda-graph", "enable_prefix_caching": "--disable-radix-cache"}
-"""Maps keys of verl to options that turn a feature of SGLang off. `enforce_eager=true` and
-`enable_prefix_caching=false` become the option."""
+"""Maps keys of verl to options that turn a feature of SGLang off. The options are set for `enforce_eager=true` and for
+`enable_prefix_caching=false`."""
 OPTIONS = {
     "max_num_seqs": "--max-running-requests",
     "max_model_len": "--context-length",

@@ -2,8 +2,10 @@
 
 `NAME=VALUE` and `NAME+=VALUE` set variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}`, `${NAME:?TEXT}` and `$((SUM))` are
 expanded. Every word with a dotted key is read, also in an array, and in a quoted command or `$(...)` that starts verl.
-Other words are skipped, and loops and conditions have no effect. The output of `$(...)`, which may extend over several
-lines in the script, is unknown, and so is a variable without a value.
+Other words are skipped, and loops and conditions have no effect.
+
+The output of `$(...)` is unknown, also if the brackets extend over several lines. A variable without a value is
+unknown, too.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ def script_configuration(text: str, environment: Mapping[str, str]) -> ScriptCon
         try:
             parts = shlex.split(expanded)
         except ValueError:
-            # A quoted text over several lines. It sets no key in most scripts, so other words that set its key win.
+            # This is a quoted text over several lines, which sets no key in most scripts. If a word in it looks as if
+            # it sets a key, all other words with this key win.
             unread += [ScriptWord(part.translate(SHOWN), False) for part in command.split() if OPEN_KEY.match(part)]
             continue
         for inner in filter(None, map(_inner_command, parts)):

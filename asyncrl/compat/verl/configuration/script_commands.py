@@ -36,8 +36,8 @@ def commands_of(lines: Sequence[str], remarks: list[str]) -> Iterator[str]:
     """The commands of a script's lines, without comments. A command goes on over the next line while a bracket or its
     quoted value is open.
 
-    It ends with its first line if it is still open after MOST_LINES lines or at the end of the script. It also does if
-    a line within its brackets starts verl. In both cases `remarks` gets a line that says so.
+    If the command is still open after MOST_LINES lines or at the end of the script, it ends with its first line
+    instead. The same holds if a line within its brackets starts verl. In both cases `remarks` gets a line that says so.
     """
     start = 0
     while start < len(lines):

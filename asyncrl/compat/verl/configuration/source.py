@@ -169,7 +169,7 @@ def _read_named(named: NamedConfig, bases: Sequence[Path]) -> tuple[Section, lis
 
 
 def _apply(given: Section, read: ScriptWord, reason: str) -> None:
-    """Apply a word. `reason` says why the value of a word is not known (`ScriptWord.is_known`)."""
+    """Apply a word. If its value is not known (`ScriptWord.is_known` is false), `reason` says why."""
     word = read.text
     if word.startswith("~"):
         section, _, name = word[1:].partition("=")[0].rpartition(".")

@@ -21,8 +21,8 @@ _NO_VARIABLE = re.compile(r"\W+")
 
 
 def tool_settings(key: str, config_path: str | None, function_path: str | None) -> Iterator[Setting | str]:
-    """The settings for the tools in both files, and lines for the report. `key` is the section whose keys
-    `tool_config_path` and `function_tool_path` name the files."""
+    """The settings for the tools in both files, and lines for the report. `key` is the section that has the keys
+    `tool_config_path` and `function_tool_path`."""
     made = _Tools(f"{key}.tool_config_path")
     if config_path and (line := missing_file(f"{key}.tool_config_path", config_path)):
         made.lines.append(line)
@@ -49,7 +49,7 @@ def tool_settings(key: str, config_path: str | None, function_path: str | None) 
 
 
 class _Tools:
-    """The settings and the lines for the report that the entries of a file become.
+    """Turns the entries of a file into settings, and into lines for the report.
 
     `add` raises one of FAILURES, KeyError, TypeError or AttributeError: the entry cannot be read.
     """

@@ -31,7 +31,7 @@ def _length(source: VerlConfig) -> Iterator[Setting | str]:
     if is_fully_async(source) and (steps := total_steps(source)):
         yield "learner.steps", steps
         yield (
-            f"{TOTAL}={source[TOTAL]}: prompts, which are learner.steps={steps} of {prompts_of_step(source)} prompts. "
+            f"{TOTAL}={source[TOTAL]} counts prompts: learner.steps={steps} of {prompts_of_step(source)} prompts each. "
             f"verl also ends after {EPOCHS}={source[EPOCHS]}: set learner.steps lower if the data has fewer prompts"
         )
     elif source[STEPS] and not is_fully_async(source):

@@ -29,8 +29,8 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
     **{f"actor_rollout_ref.actor.{engine}.router_replay.mode": ("disabled",) for engine in ("megatron", "veomni")},
     "reward.reward_manager.name": ("dapo",),
 }
-"""Further values that the report leaves out although they change nothing: mostly verl's defaults for its other
-engines."""
+"""Values that the report does not list as without effect, although they change nothing. They are in addition to verl's
+defaults. Most are verl's defaults for its other engines."""
 _VERL = Table(TABLE, row_of, "verl", "verl 0.9's ppo_trainer.yaml")
 
 
@@ -69,8 +69,8 @@ def _made(source: VerlConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def _changed(given: Section, recipe: Section, source: VerlConfig) -> Iterator[str]:
-    """The given keys that have a counterpart, and a value that is neither verl's default, nor the recipe's, nor in
-    USUAL. A reference to another key does not count."""
+    """The given keys that have a counterpart, and whose value is neither verl's default, nor the recipe's, nor in
+    USUAL. Keys whose value is a reference are left out."""
     for key, written in leaves(given):
         row = row_of(key)
         if row is None or row.is_without or is_reference(written) or (value := source.values.get(key)) is None:
@@ -84,7 +84,7 @@ def _changed(given: Section, recipe: Section, source: VerlConfig) -> Iterator[st
 def _without_effect(
     keys: Sequence[str], given: Section, settings: Mapping[str, Any], differs: Sequence[str]
 ) -> list[str]:
-    """Return the `keys` that can all be left out of the configuration without a change of settings and lines."""
+    """Return those of `keys` that can be left out together. Settings and lines then stay the same."""
     idle, rest = [], given
     for key in keys:
         shorter = without(rest, key)

@@ -105,7 +105,8 @@ def divided_with_function(group: Workers, *args: Any, **kwargs: Any) -> Argument
 
 
 def over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Give the workers of data-parallel rank d the element d of each argument, a list with an element for each rank.
+    """Give the workers of data-parallel rank d the element d of each argument. Each argument is a list with an element
+    for each data-parallel rank.
 
     Raises DispatchError: a list has another length.
     """
@@ -211,8 +212,8 @@ def split(chunks: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 def parts_to_join(
     strategy: Strategy, group: Workers, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[GivenPart]:
-    """The parts of a call whose results will be joined, in the order of the joined batch. Empty if they are not joined
-    here, or not known yet."""
+    """The parts of a call whose results will be joined, in the order of the joined batch. Empty if the results are not
+    joined here, or if the parts are not known yet."""
     ranks: Sequence[int] = ()
     match strategy.collect:
         case partial(func=function, args=(mesh,)) if function is joined_from_mesh:
@@ -225,7 +226,8 @@ def parts_to_join(
 
 
 def in_full(whole: Any, output: Any, parts: Sequence[GivenPart]) -> Any:
-    """The joined batch `whole` of the workers' `output`. If it is a future, it is checked when it is there.
+    """Return `whole`, the joined batch of the workers' `output`, after a check of its rows. If `whole` is a future, the
+    check runs once the batch is there.
 
     Raises DispatchError: a worker returned fewer rows than its part has.
     """

@@ -166,10 +166,11 @@ class WorkerGroup(ABC):
         return self._collecting[mesh]
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, WorkerGroup]:
-        """A group for each of these roles of colocated workers: its methods are those of the role's own class.
+        """A group for each role in `prefix_set`, if this group has colocated workers. Its methods are those of the
+        role's own class.
 
-        The roles' groups use the workers of this group, which must stay open. Raises DispatchError: the workers have no
-        such role.
+        The roles' groups use the workers of this group, so this group must stay open. Raises DispatchError: the workers
+        have no such role.
         """
         roles: Mapping[str, ClassWithInitArgs] = getattr(self._worker_class, "roles", {})
         if unknown := sorted(set(prefix_set) - roles.keys()):

@@ -25,8 +25,8 @@ class LocalWorkerGroup(WorkerGroup):
     together. Arguments and results are copied.
 
     Raises DispatchError: the pool has no process, or the class is not a class of workers. Passes on Exceptions of the
-    workers' constructor. Raises WorkerError, which names the rank, instead of anything else that the constructor
-    raises, such as SystemExit.
+    workers' constructor. If the constructor raises something else, such as SystemExit, raises a WorkerError that names
+    the rank.
     """
 
     def __init__(self, class_with_args: ClassWithInitArgs, resource_pool: ResourcePool | None = None) -> None:

@@ -156,7 +156,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._workers[rank].call.remote(method_name, *own, **named)
 
     def _end(self) -> None:
-        """Close the workers, and kill those still busy after CLOSED_S seconds. The pool stays reserved."""
+        """Close the workers, wait for them up to CLOSED_S seconds, and end their processes. The pool stays reserved."""
         closing = {worker.close.remote(): rank for rank, worker in enumerate(self._workers)}
         done, _ = self._ray.wait(list(closing), num_returns=len(closing), timeout=CLOSED_S)
         for reference in done:

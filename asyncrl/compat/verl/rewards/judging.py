@@ -181,8 +181,8 @@ def _scores(result: Any, names: Sequence[str]) -> list[Score]:
 
 
 def _row(name: str, reward: float, extra: Mapping[str, Any]) -> Score:
-    """The score of one row. Extra values that are not finite numbers are left out, except that `acc` must be finite. If
-    some are infinite or nan, the extra value NOT_FINITE counts them."""
+    """The score of one row. Extra values that are not finite numbers are left out. If some of them are infinite or nan,
+    the extra value NOT_FINITE counts these. Raises ScoringError: the reward or `acc` is infinite or nan."""
     if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward manager gave {name} the reward {reward}; it must be a finite number")
     numbers = {str(key): float(plain(value)) for key, value in extra.items() if isinstance(plain(value), Real)}

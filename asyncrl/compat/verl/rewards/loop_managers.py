@@ -130,7 +130,7 @@ class GDPOLoopManager(NaiveLoopManager):
 
 @register("rate_limited")
 class RateLimitedRewardManager(NaiveLoopManager):
-    """The naive manager for functions that ask a service. Calls keep within limits, and each may take `timeout` s.
+    """The naive manager for functions that ask a service. Calls keep within limits. Each may take `timeout` seconds.
 
     `config.reward` has the fields of `RequestLimits`, and `timeout`. Managers of one process with equal limits share
     these limits. A call that fails or takes too long is an error; verl gives that row the reward 0.
@@ -161,8 +161,8 @@ class RateLimitedRewardManager(NaiveLoopManager):
 
 @register("remote")
 class RemoteRewardManager(NaiveLoopManager):
-    """The naive manager, but each call of `compute_score` runs in a process. Up to `config.reward.num_workers` calls
-    run at once.
+    """The naive manager, but each call of `compute_score` runs in a process of its own. Up to
+    `config.reward.num_workers` calls run at once.
 
     By default `num_workers` is the number of cores, but at most 64. A row may take `config.reward.timeout` seconds, by
     default 300.

@@ -31,7 +31,7 @@ STRATEGIES = ("fsdp", "fsdp2")
 class ShapingKeys:
     """The keys that `scoring.shaping` has under the same names."""
 
-    prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit; without it, the logit itself")
+    prm_apply_sigmoid: bool = option(False, "true: a step's score is the sigmoid of its logit; false: the logit itself")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
     tanh_tau: float = option(2.0, "scale of the logit in tanh", "(0, inf)")
     tanh_rmax: float = option(1.0, "largest score that tanh gives", "(0, inf)")
@@ -101,7 +101,7 @@ class ProcessRewardKeys(ShapingKeys):
 class SkyworkRewardKeys(ProcessRewardKeys):
     """The keys of `skywork_prm`. By default a score is the sigmoid of the model's value, as in the model's card."""
 
-    prm_apply_sigmoid: bool = option(True, "a step's score is the sigmoid of its logit; without it, the logit itself")
+    prm_apply_sigmoid: bool = option(True, "true: a step's score is the sigmoid of its logit; false: the logit itself")
 
 
 KEYS: Mapping[str, type[ProcessRewardKeys]] = {"qwen_prm": ProcessRewardKeys, "skywork_prm": SkyworkRewardKeys}

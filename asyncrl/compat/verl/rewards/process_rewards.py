@@ -226,8 +226,8 @@ def _columns(attended: Tensor) -> list[int]:
 
 
 def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels]:
-    """The labels of all members. The reward of a member that is not the best of its group loses a positive process
-    score."""
+    """The labels of all members. A positive process score is subtracted from the reward of each member that is not the
+    best of its group."""
     # Negative scores stay, as in algorithms/rewards/best_of_n.py, so that a worse score never gives a higher reward.
     best: dict[str, float] = {}
     for label, group in zip(labels, groups, strict=True):

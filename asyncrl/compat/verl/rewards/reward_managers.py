@@ -88,9 +88,9 @@ class DAPORewardManager(RewardManager):
     The penalty is 0 up to `max_resp_len - len` tokens. It then falls linearly, reaches `-penalty_factor` at
     `max_resp_len`, and falls further.
 
-    `overlong_buffer_cfg` has the entries or attributes `enable`, `len`, `penalty_factor` and `log`. With `log`, the
-    extra values have the penalty as `overlong_reward`, and as `overlong` whether it is below 0. Raises DataProtoError:
-    `len` is not from 1 to `max_resp_len`.
+    `overlong_buffer_cfg` has the entries or attributes `enable`, `len`, `penalty_factor` and `log`. With `log`, there
+    are two extra values: `overlong_reward` is the penalty, and `overlong` is true if the penalty is below 0. Raises
+    DataProtoError: `len` is not from 1 to `max_resp_len`.
     """
 
     def __init__(

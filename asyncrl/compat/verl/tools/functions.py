@@ -58,8 +58,8 @@ class FunctionTools:
     ) -> Any:
         """Register a function as a tool: `@function_tool`, or `@function_tool(name, schema=...)`.
 
-        Without a schema, the function's type hints and its docstring in Google's style give it. Raises ValueError: the
-        function takes `*args` or `**kwargs`, or another function has the name.
+        Without `schema`, the schema is made from the function's type hints and its docstring in Google's style. Raises
+        ValueError: the function takes `*args` or `**kwargs`, or another function has the name.
         """
         if callable(name) and schema is None:
             return self._noted(name, None, None)

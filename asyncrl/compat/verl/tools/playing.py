@@ -1,7 +1,7 @@
 """Tools written for verl as the tools of a run (`actor.verl_tools`).
 
-One object of verl's class serves all episodes of a process. For each episode, its method `create` gets an instance id.
-With this id it answers the episode's calls, is asked for the reward, and releases what the episode holds.
+One object of verl's class serves all episodes of a process. For each episode, its method `create` gets an instance id,
+and may return another one. The methods `execute`, `calc_reward` and `release` then get the returned id.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _class_of(tool: Any) -> type[Tool]:
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{SETTING}: the schema of {type(tool).__name__} cannot be used: {error}") from error
     kind: type[Tool] = VerlTool if hasattr(tool, "execute") else VerlFunction
-    # Before a run starts, tools of the user's own modules are tried. They are known by the module of their class.
+    # Before a run starts, it tries the tools that come from the user's own modules. It recognises them by `__module__`.
     module = getattr(tool, "fn", type(tool)).__module__
     parts = {"theirs": tool, "schema": {"parameters": _NONE, **function}, "__module__": module}
     if kind is VerlFunction:

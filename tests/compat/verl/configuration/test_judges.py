@@ -44,7 +44,7 @@ def test_a_function_judges_alone_although_there_is_a_reward_model() -> None:
     result = from_words(*MODEL, FUNCTION)
     assert result.settings["scoring.rule"] == "mine.rewards.compute_score"
     assert "scoring.outcome_model.path" not in result.settings
-    assert has(result, "the model adds nothing to the reward here", "org/model")
+    assert has(result, "the model adds nothing to the reward in verl", "org/model")
 
 
 def test_without_a_path_of_the_model_the_report_asks_for_one() -> None:

@@ -78,7 +78,7 @@ class EngineRollout(BaseRollout):
         base_sync_done: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Serve the named tensors of a generator, which are copied. Names are those of the model's Hugging Face folder.
+        """Serve copies of these named tensors. The names are those of the model's Hugging Face folder.
 
         `global_steps` becomes the version of the weights. Raises WeightsError (and changes nothing): names or shapes
         differ from the model's, or the version is not newer. Raises ConfigError: the weights are adapters, or come in

@@ -94,8 +94,8 @@ class CriticWorker(ValueWorker):
 class RewardModelWorker(RewardWorker):
     """The rules and models of `scoring` in `config`.
 
-    Of each `workers_per_model` workers, the one that collects loads the rules and models, and scores a part of a batch.
-    The others get and return no rows. Call `init_model` before other methods.
+    `workers_per_model` workers form one data-parallel rank. In each rank, only the worker that collects loads the rules
+    and models, and scores a part of a batch. The others get and return no rows. Call `init_model` before other methods.
     """
 
     def __init__(self, config: TrainConfig, workers_per_model: int = 1) -> None:
@@ -137,7 +137,7 @@ def open_algorithm(config: TrainConfig) -> Algorithm:
 def policy_parts(config: TrainConfig) -> PolicyParts:
     """Functions that open the parts of the worker with the policy. The worker with the critic uses two of them."""
     settings, needs = BatchSettings.of(config.learner, config.algorithm), label_needs(config.algorithm)
-    # A program may drop the greedy rows once advantages are computed. Then the first row of a group is another one.
+    # A program may drop the greedy rows once advantages are computed. Then the first row of a group is not greedy.
     settings = replace(settings, greedy_sibling=False)
     temperature, length = config.actor.temperature, config.actor.max_tokens
 

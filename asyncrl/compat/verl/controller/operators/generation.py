@@ -1,5 +1,5 @@
-"""Converts prompts to tickets, each the task of one episode, and the episodes of all workers to a batch of whole
-groups."""
+"""Converts prompts to tickets, and the episodes of all workers to a batch of whole groups. A ticket has the task of one
+episode."""
 
 from __future__ import annotations
 

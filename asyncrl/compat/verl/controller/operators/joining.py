@@ -30,7 +30,7 @@ def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) 
     connection.
 
     Raises ConfigError: context or tensor parallelism is configured. Raises DispatchError: the group has several workers
-    in one process, or on several nodes; or it has several workers, and this process is connected already.
+    in one process, or on several nodes; or the group has several workers, and this process is connected already.
     """
     for key, count in {"context_ranks": learner.context_ranks, "tensor_ranks": learner.tensor_ranks}.items():
         if count > 1:

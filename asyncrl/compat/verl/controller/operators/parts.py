@@ -27,8 +27,8 @@ ROW = "row_of_the_batch"
 
 
 def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
-    """The mode in which `bounds` gives W workers their parts of a batch: worker i gets the rows from bound i up to, but
-    without, bound i + 1. A part may be empty.
+    """The mode in which `bounds` gives W workers their parts of a batch. Worker i gets the rows
+    [bounds[i], bounds[i + 1]). A part may be empty.
 
     `join` makes the call's result from the results of all workers.
     """

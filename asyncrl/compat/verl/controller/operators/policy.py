@@ -52,7 +52,7 @@ class PolicyParts:
 
     join: Callable[[Worker], AbstractContextManager[Ranks]]
     trainer: Callable[[Ranks, bool], Trainer]
-    """The second argument is true if the trainer also has the reference policy, in case the algorithm needs it."""
+    """The trainer also has the reference policy if the second argument is true and the algorithm needs one."""
     reference: Callable[[Ranks], Policy]
     batches: Callable[[Ranks, PackedModel, ForwardFlops], Batches]
     rollout: Callable[[], Rollout]
@@ -60,7 +60,7 @@ class PolicyParts:
 
 
 class PolicyWorker(Worker):
-    """A worker with the parts of a policy that `role`, one of ROLES, names.
+    """A worker with the parts that `role` names. `role` is one of ROLES.
 
     - actor: the policy, which is trained
     - rollout: an embedded engine on each worker
@@ -183,7 +183,7 @@ class PolicyWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Let the engine of every worker serve `weights`; if they are None, the weights of the workers' own policy.
+        """Let the engine of every worker serve `weights`. None means the weights of the workers' own policy.
 
         Raises WeightsError: names or shapes differ from the model's. Raises ConfigError: the role has no engine, or
         `weights` is None and the role has no policy.

@@ -1,4 +1,4 @@
-"""Converts tasks to batches of prompts, in the order in which a run trains on them, and back."""
+"""Converts tasks to batches of prompts, in the order in which a run trains on them. Converts batches back to tasks."""
 
 from __future__ import annotations
 

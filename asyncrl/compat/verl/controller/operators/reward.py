@@ -70,9 +70,9 @@ def joined_rm_scores(parts: Sequence[ScoredPart]) -> DataProto:
 class RewardWorker(Worker):
     """All rules and models of `scoring`. Each data-parallel rank scores a part of a batch.
 
-    Call `init_model` before other methods. `model` is the policy's section. A trajectory is tried up to `max_attempts`
-    times. A rank has `workers_per_model` workers. Of these, only the one that collects has the rules and models; the
-    others get and return no rows.
+    Call `init_model` before other methods. `model` is the configuration of the policy. A trajectory is tried up to
+    `max_attempts` times. A rank has `workers_per_model` workers. Of these, only the one that collects has the rules and
+    models; the others get and return no rows.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class RewardWorker(Worker):
         return labels, failed
 
     def _results(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, a trajectory that waits for its scores. They are scored in batches of the size that
-        a run uses."""
+        """The result of each lease, in order. A lease is a trajectory that waits for its scores. Leases are scored in
+        batches of the size that a run uses."""
         batch: list[Lease] = []
         most, tokens = self._scoring.batch_trajectories, self._scoring.batch_tokens
         for lease in leases:
