@@ -1,7 +1,8 @@
 """Compiles the layers while the engines generate the first episodes (model.compile).
 
-A layer is one graph for passes with gradients and one for passes without, and all layers of a kind share them. Torch
-keeps what it compiled on disk, so a later learner with the same layers reads it from there.
+Torch compiles two graphs for each kind of layer: one for passes with gradients, and one for passes without gradients.
+All layers of the kind use these two graphs. Torch keeps compiled graphs on disk, so a later learner with the same
+layers reads them from there.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ the limit of each rank's part. Longer passes run the kernels for `MOST` tokens."
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 CACHE = "~/.cache/asyncrl/compiled"
-"""The folder of compiled layers, unless `CACHE_VARIABLE` names another. Torch knows its entries by its own version, the
-GPU, the layer's code and its shapes, and writes each entry whole, so learners may share the folder."""
+"""The folder of compiled layers, unless `CACHE_VARIABLE` names another. Torch finds an entry by the version of torch,
+the GPU, and the layer's code and shapes. An entry appears whole or not at all, so several learners may share the
+folder."""
 
 
 def keep_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch keep compiled layers in the folder `CACHE`. Torch's own choice is a folder for temporary files, which
-    others may make, and which does not survive a restart of the machine."""
+    """Let torch keep compiled layers in the folder `CACHE`. Torch's own choice is a folder for temporary files: another
+    user can make this folder first, and a restart of the machine deletes it."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # Torch sets the variable to its own choice when its compiler is imported, and a child process inherits that.
+    # When its compiler is imported, torch sets the variable to its own choice. A child process inherits this value.
     chosen = default_cache_dir()
     if environment.get(CACHE_VARIABLE, chosen) != chosen:
         return
@@ -47,7 +49,7 @@ def keep_compiled(environment: MutableMapping[str, str] = os.environ) -> None:
         folder = Path(CACHE).expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(folder)
-    # A user without an entry in the system's list and without HOME has no home.
+    # `expanduser` raises RuntimeError if HOME is not set, and the system's list of users does not have this user.
     except (OSError, RuntimeError) as error:
         logger.warning(
             "compiled layers are kept in a folder for temporary files, since %s cannot be used: %s; %s names another",
@@ -78,7 +80,7 @@ def compile_passes(
     """
     # Makes a pass of every kind here. Each kind needs its own kernels, and compiling kernels in a step would hold up
     # that step for seconds. Passes differ in kind if only one has gradients, or if one has far more tokens. Shared
-    # prefixes change only what the operator of attention does, so one pass shows that they need nothing more.
+    # prefixes change only the operator of attention, so a single pass with shared prefixes is enough.
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
         logger.info(
@@ -109,8 +111,8 @@ def compile_passes(
 
 
 def _sizes(largest: int) -> Iterator[int]:
-    """Yield numbers of tokens up to `largest`, two for each doubling. Every range of numbers that share a kernel is
-    wide enough to contain one of the yielded numbers."""
+    """Yield numbers of tokens up to `largest`, two for each doubling. Every range of numbers for which torch uses the
+    same kernels contains one of the yielded numbers."""
     size = FEWEST
     while size < largest:
         yield size

@@ -122,7 +122,7 @@ class DemonstrationFeed:
     def build(
         self, members: Sequence[int], learner: LearnerConfig, updates: int = 1, weight: float = 1.0
     ) -> ImitationBatch:
-        """Build the batch of the demonstrations `members`, of which each update takes an equal share, in order."""
+        """Build the batch of the demonstrations `members`. Each update takes an equal share of them, in order."""
         lengths = self.rendered.lengths[list(members)].tolist()
         costs = self._flops(lengths).tolist()
         bounds = [len(members) * number // updates for number in range(updates + 1)]

@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluating:
     """Evaluates the weights every `every` steps, before the first step and after the last. If `every` is 0, it requests
-    no evaluations, but logs the results of those that were requested before. Only the rank with `asks` requests
-    evaluations and logs their results to `metrics`. With `waits`, training continues only once each result has arrived.
-    `rated_by` is the name of the result by which checkpoints are compared, to keep the best ones. None: they are not
-    compared.
+    no evaluations, but logs the results of evaluations that an earlier start requested. Only the rank with `asks`
+    requests evaluations and logs their results to `metrics`. With `waits`, training continues only once each result has
+    arrived. `rated_by` is the name of the result by which checkpoints are compared, to keep the best ones. None: they
+    are not compared.
     """
 
     every: int
@@ -49,7 +49,8 @@ class Evaluating:
         """Evaluate the weights after `steps` steps, the last ones of the run, and log all results once they have
         arrived. Raises StoppedError on every rank: a rank was asked to stop."""
         is_last = steps == self.versions.total_steps
-        # A run that ends early has already evaluated weights that were due, and not published others.
+        # If the run ends early: weights that were due are already evaluated, and weights without a version of their own
+        # cannot be evaluated.
         is_new = is_last or not (self.is_due(steps) or steps % self.versions.publish_every)
         self.stop.together(self._evaluate, steps, bool(self.every) and is_new, True)
 

@@ -1,8 +1,10 @@
 """The learner's loop: the story of a step, from its plan to its metrics.
 
-Step k trains the episodes that plan k names, and the policy has version k // publish_every then. Version 0 is published
-before step 0. The result of a step depends only on its plan, the weights before the step and the run's seed. So a
-learner that resumes from a checkpoint, and is given the recorded plans again, repeats the lost steps exactly.
+Step k trains the episodes that plan k names. Version 0 is published before step 0, and before step k the newest version
+is k // publish_every.
+
+The result of a step depends only on its plan, the weights before the step and the run's seed. So a learner that resumes
+from a checkpoint, and is given the recorded plans again, repeats the lost steps exactly.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Learner:
     def _begin(self) -> None:
         version = self.versions.after(self.progress.step)
         self.publishing.publish(version)
-        # The engines already generate meanwhile. No weight changes.
+        # The engines can already generate during this preparation, which changes no weight.
         self.prepare()
         self.checkpointing.report_restored()
         self.gpus.release(self.trainer, version, Phases(self.ranks.activity.enter))

@@ -1,4 +1,4 @@
-"""The plans of the steps. Every rank gets the same answer, since they must end or train a step together."""
+"""The plans of the steps. All ranks get the same answer, since they must train each step and end together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Plans:
     ranks: Ranks
     stop: StopRequest
     solved: str = field(default="", init=False)
-    """The sentence with which the replay ended the run early: the policy solves the tasks. Empty if it did not."""
+    """The replay's message if it ended the run early, because the policy solves the tasks. Otherwise empty."""
 
     def of_step(self, step: int) -> BatchPlan | None:
         """Wait for the plan of a step. None: the policy solves the tasks. Raises StoppedError: a rank was asked to
@@ -44,7 +44,8 @@ class Plans:
         return plan
 
     def is_skipped(self, plan: BatchPlan) -> bool:
-        """True if the step trains nothing, even if the plan was skipped between the requests of two ranks."""
+        """True if the step trains nothing. All ranks get the same answer, even if the plan was skipped after one rank
+        had asked for it and before another rank did."""
         if plan.skipped:
             logger.warning("step %d trains nothing: %s", plan.step, plan.skipped)
         return self.ranks.any(bool(plan.skipped))

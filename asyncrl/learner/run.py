@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connections:
-    """The connections of one rank to the rest of the run. Only rank 0 has a `publisher`, and sinks of metrics that
-    write anything."""
+    """The connections of one rank to the rest of the run. Only rank 0 has a `publisher`. The sinks of metrics of the
+    other ranks write nothing."""
 
     ranks: Ranks
     replay: BatchSource

@@ -128,9 +128,9 @@ class StepMetrics:
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
-    """Count trajectories by lag (staleness), as int64[max_lag + 2]: element k counts the trajectories of lag k, and the
-    last element all with a lag above `max_lag`. The lag of a trajectory is that of its oldest trained token.
-    Demonstrations are not counted, because they have no lag."""
+    """Count trajectories by lag (staleness), as int64[max_lag + 2]. Element k counts the trajectories of lag k, and the
+    last element counts all trajectories with a lag above `max_lag`. The lag of a trajectory is the lag of its oldest
+    trained token. Demonstrations are not counted, because they have no lag."""
     sampled = tokens.mask if tokens.demonstrated is None else tokens.mask & ~tokens.demonstrated
     sampled = sampled if tokens.old is None else sampled & ~tokens.old
     _, index = tokens.sequence[sampled].unique(return_inverse=True)
@@ -142,7 +142,7 @@ def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
 def lag_values(counts: Tensor) -> dict[str, Value]:
     """Return the mean and the maximum of the trajectories' lags, and the number of trajectories with each lag.
 
-    There are none if no trajectory was counted.
+    Returns no metrics if no trajectory was counted.
     """
     if not counts.any():
         return {}

@@ -69,8 +69,8 @@ class StopCheckpoint:
             raise
 
     def save_finished_steps(self) -> None:
-        """Begin a checkpoint of the finished steps, unless they are saved or one of the cases above holds. The GPUs
-        must belong to the learner."""
+        """Begin a checkpoint of the finished steps, unless they are saved already, or cannot be saved for one of the
+        reasons at the top of this file. The GPUs must belong to the learner."""
         self._save_with(self.checkpointing.save)
 
     def _save_with(self, save: Callable[[], object]) -> None:

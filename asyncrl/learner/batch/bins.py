@@ -24,10 +24,10 @@ ENOUGH = 1.001
 def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
     """Divide `items` into `parts` parts of nearly equal cost.
 
-    Each item begins as a partition of its own, whose other parts are empty. Then the two partitions with the largest
-    difference between their costliest and their cheapest part are merged, until one partition is left. A merge joins
-    the costliest part of one partition with the cheapest part of the other, the second costliest with the second
-    cheapest, and so on.
+    Each item begins as a partition that has this item in one part, and whose other parts are empty. Partitions are
+    merged until one is left. Each merge takes the two partitions in which the costliest and the cheapest part differ
+    most. It joins the costliest part of one partition with the cheapest part of the other, the second costliest with
+    the second cheapest, and so on.
     """
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for item in items:
@@ -60,7 +60,7 @@ def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: in
 
 def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
     """Put decreasing `items` into bins of at most `limit`. The first remaining item opens a bin. Then the subset of the
-    other remaining items that fills the bin most is added."""
+    other remaining items that fills the bin most is put into this bin."""
     left = list(items)
     bins: Bins = []
     while left:
@@ -84,8 +84,9 @@ def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bi
 def fill_to_targets(
     lengths: Sequence[int], costs: Sequence[float], items: Sequence[int], targets: Sequence[float], limit: int
 ) -> Bins | None:
-    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Of the bins with room for it,
-    an item goes into the one whose cost is farthest below its target. Returns None if an item fits into no bin."""
+    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. An item goes into the bin
+    whose cost is farthest below the bin's target, among the bins that have room for the item. Returns None if an item
+    fits into no bin."""
     bins: Bins = [[] for _ in targets]
     rooms = [limit] * len(targets)
     above = [(-target, index) for index, target in enumerate(targets)]

@@ -4,7 +4,8 @@ A bundle consists of consecutive sequences of a group. `schedule` treats it as o
 shared prefixes once. Larger bundles save more, and smaller ones spread better over passes and ranks, so bundles of
 several sizes are tried, and the fastest schedule is taken.
 
-The properties of `schedule` hold here, too, except that the limit of a pass counts the tokens that the pass computes.
+The properties that `schedule.py` lists hold here, too. The only difference is the limit of a pass: it counts a shared
+prefix once, since the pass computes the prefix once.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def schedule_shared(
     lengths: Sequence[int], shared: Sequence[int], costs_of: Costs, ranks: int, minibatches: int, limit: int
 ) -> list[list[Passes]]:
     """Return sequence indices, ascending, by [minibatch][rank][pass]. `shared` has, for each sequence, the number of
-    first tokens that it shares with the previous sequence. A pass that has both sequences computes these tokens
-    once."""
+    tokens at its beginning that it shares with the previous sequence. A pass that has both sequences computes these
+    tokens once."""
     costs = costs_of(lengths)
     whole = schedule(lengths, costs.tolist(), ranks, minibatches, limit)
     if not any(shared):

@@ -43,11 +43,11 @@ class LocalBatch:
       branch does not see the tokens before it, so a forward pass takes it as a sequence of its own.
     - `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
     - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
-    - `routing` uint8[N, W] has the experts that tokens go to, if the engine recorded them and they are used again (see
+    - `routing` uint8[N, W] has the experts that the engine recorded, if tokens go to these experts (see
       `PackedSequences`).
     - `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
-    - `entropy_share`: the share of the policy's tokens by which the entropy is measured.
+    - `entropy_share`: the share of the policy's tokens whose entropy is measured.
     """
 
     ids: Tensor
@@ -111,7 +111,8 @@ def build_local_batch(
       do not exist in this model is routed by the policy, and counted as refused.
     - `vision` is the layout of images for a model that reads them, and `images` has the images that the trajectories
       name.
-    - `first_trained` has the oldest version whose tokens are trained, for each trajectory; empty: all are trained.
+    - `first_trained` has, for each trajectory, the oldest version whose tokens are trained. If it is empty, the tokens
+      of all versions are trained.
 
     Raises ImageError: see `batch_images`.
     """
@@ -200,8 +201,8 @@ def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:
 def without_greedy(plan: BatchPlan) -> BatchPlan:
     """Return the plan as it is trained if the first member of every group was decoded greedily. Such a member is only a
     baseline, so all of its tokens are context without loss."""
-    # Its log-probs are those of temperature 1, and at no temperature was it drawn from the policy. So a loss, a KL or a
-    # statistic of ratios over its tokens would be wrong.
+    # The recorded log-probs of such a member are for temperature 1, but its tokens were not sampled from the policy at
+    # any temperature. So a loss, a KL or a statistic of ratios over its tokens would be wrong.
     greedy = _greedy_members(plan)
     first = plan.first_trained or [0] * len(plan.ids)
     return replace(

@@ -50,9 +50,9 @@ _STEP = re.compile(r"step-(\d{6,})")
 
 
 class Checkpoints:
-    """The checkpoints under `folder`. The newest `keep` stay, and the `keep_best` with the best ratings. All ranks call
-    the methods together, except methods that only rank 0 calls. A write that waits for room on the disk ends when
-    `stop` is set."""
+    """The checkpoints under `folder`. The newest `keep` checkpoints stay, and so do the `keep_best` checkpoints with
+    the best ratings. All ranks call the methods together, except methods that only rank 0 calls. A write that waits for
+    room on the disk ends when `stop` is set."""
 
     def __init__(
         self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None, keep_best: int = 0
@@ -237,7 +237,8 @@ class Checkpoints:
 
     def covered(self) -> int:
         """Return the number of steps in the oldest of the newest `keep` checkpoints. No resumed run trains these steps
-        again. With fewer than `keep` checkpoints it is 0, since a run may resume from the first weights."""
+        again. Returns 0 if there are fewer than `keep` checkpoints, since a run may then resume from the first
+        weights."""
         complete = self.complete()
         return step_of(complete[-self._keep]) if len(complete) >= self._keep else 0
 
@@ -247,7 +248,8 @@ class Checkpoints:
         return self._examined(folder)[0]
 
     def _examined(self, folder: Path) -> tuple[str | None, bool]:
-        """Return the damage (see `damage`), and on every rank true if a rank read its files and found damage."""
+        """Return the damage (see `damage`), and whether the damage is proven: some rank could read its part of the
+        files, and found damage. Every rank gets the same second value."""
         is_proven = True
         try:
             mark = (folder / COMPLETE).read_text(errors="replace")
@@ -302,9 +304,9 @@ class Checkpoints:
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def clean(self, pending: Collection[int] = ()) -> None:
-        """Remove all checkpoints except the newest. If the best are kept, too, these and the ones whose evaluation is
-        `pending` also stay. One that cannot be removed is logged, and tried again by the next call. Only rank 0 calls
-        this, while no checkpoint is being written."""
+        """Remove all checkpoints except the newest `keep`. If the best checkpoints are kept, too, they also stay, and
+        so do the checkpoints whose evaluation is `pending`. If a checkpoint cannot be removed, this is logged, and the
+        next call tries again. Only rank 0 calls this, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:
             keep += [*self.best()[: self._keep_best], *map(self._path, pending)]

@@ -1,9 +1,12 @@
 """Measures how much of what adapters have learned is left in the published weights.
 
 Engines get one matrix W + D for each adapted matrix: the frozen matrix W, and the change D by its adapter. W is already
-in the published dtype, so that rounding undoes a change that is smaller than half the distance between two numbers of
-the dtype. In bfloat16 this is up to 1/256 of a weight, as much as many steps with a small learning rate. The engines
-then sample from an older policy than the learner trains, since the learner computes with the adapters themselves.
+in the published dtype. So rounding W + D undoes a change that is smaller than half the distance between two numbers of
+the dtype.
+
+In bfloat16 half this distance is up to 1/256 of a weight. With a small learning rate, it takes many steps to change a
+weight that much. Until then the engines sample from an older policy than the learner trains, since the learner computes
+with the adapters themselves.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class HostCopy:
             self._changed = torch.cuda.current_stream(self._device).record_event()
 
     def reserve(self) -> None:
-        """Begin to get the memory for a copy of the found tensors, unless it is there or on its way. Getting it takes
-        longer than the copy itself."""
+        """Begin to allocate the memory for a copy of the found tensors, unless this memory exists or is already being
+        allocated. The allocation takes longer than the copy itself."""
         if self._reserving is None or (self._reserving.done() and self._buffers.keys() != self._parts.keys()):
             self._reserving = begin(self._reserve, "checkpoint", daemon=True)
 
@@ -139,7 +139,8 @@ def read_weights(name: str, module: nn.Module, folder: Path, count: int) -> None
     with _opened(folder, count, Ranks.alone()) as stored:
         stored.load_weights(name, module)
         unknown = stored.weights(name) - {weight for weight, _ in _weights(module)}
-        # A policy that is loaded alone needs no head of a critic that shares its backbone.
+        # If a critic shares the policy's backbone, the checkpoint has the critic's head among the policy's weights. A
+        # policy that is loaded alone does not need this head.
         unknown = {weight for weight in unknown if not weight.startswith("weights/value_head.")}
         if unknown:
             raise CheckpointError(f"it is a checkpoint of another model, which also has {min(unknown)}")

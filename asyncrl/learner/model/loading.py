@@ -147,7 +147,7 @@ class StoredModel:
         try:
             for part in tracked(parts, f"loading {self.model.name_or_path}", len(parts), "parts", activity):
                 targets = {name: parameters[name] for name in part.model if name in parameters}
-                # A critic has no head of a language model.
+                # The head of a language model stays on the meta device if a critic is loaded, and is not read.
                 if targets and not any(each.is_meta for each in targets.values()):
                     _read(weights, part, targets)
         except (OSError, SafetensorError) as error:

@@ -107,8 +107,9 @@ def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, folder: Path) -> None:
-    """Write the adapters `tensors` of `model` into a new peft folder. `base` names their base model, a folder by its
-    absolute path. `model` was prepared by `add_adapters`. Raises OSError, SafetensorError."""
+    """Write the adapters `tensors` of `model` into a new peft folder. The written configuration names the base model
+    `base`. If the base model is a local folder, the configuration has its absolute path. `model` was prepared by
+    `add_adapters`. Raises OSError, SafetensorError."""
     folder.mkdir(parents=True)
     config = copy(model.peft_config[ADAPTER])
     # A relative path would name another folder, or none, for a reader in another working directory.

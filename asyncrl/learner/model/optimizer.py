@@ -223,8 +223,8 @@ class Trainable(Generic[M]):
     def update(self, step: int, scale: float = 1.0) -> UpdateResult:
         """Clip and apply the gradient, and clear it. `scale` multiplies the learning rate.
 
-        A gradient that is not finite, too large, or exactly 0 is skipped: even with 0 the optimizer would move the
-        weights by its momentum. The loss scale adapts to the gradient.
+        A gradient that is too large, exactly 0, or not finite is skipped. Even with a gradient of 0, the optimizer
+        would move the weights by its momentum. The loss scale adapts to the gradient.
         """
         parameters = [each for each in self.module.parameters() if each.grad is not None]
         self._unscale(parameters)

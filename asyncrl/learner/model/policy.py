@@ -231,7 +231,8 @@ def reference_of(
     policy: Policy, config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool
 ) -> Policy | BaseOfPolicy:
     """Return the reference of a run's `policy`: the policy without its adapters, or a separate model if the policy has
-    no adapters. Warns of adapters with which the policy starts, since the reference is then another model.
+    no adapters. Logs a warning if the policy starts with stored adapters: it then differs from the reference already
+    at the start.
 
     Raises ConfigError: see `load_reference`.
     """

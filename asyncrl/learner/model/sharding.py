@@ -109,8 +109,8 @@ def shard(
 
 
 def _agreement(ranks: Ranks) -> Callable[[float], float] | None:
-    """The largest value over the ranks that must recompute the same layers: those that compute a pass together, or
-    exchange tokens or slices. None: each rank decides alone."""
+    """Return a function that computes the largest value over the ranks that must recompute the same layers. These are
+    the ranks that compute a pass together, or exchange tokens or slices. None: each rank decides alone."""
     divides_layers = ranks.context is not None and ranks.context.divides_layers
     if divides_layers or ranks.expert_mesh is not None:
         return ranks.largest

@@ -29,7 +29,7 @@ COLLECTIVES = str(Path("torch", "distributed"))
 FRAMES = 4
 """The number of a thread's innermost calls that are searched for a collective."""
 SHOWN_PARTS = 3
-"""The number of last parts of a file's path that messages show."""
+"""Messages show only this many parts of a file's path, counted from its end."""
 
 
 class RankState(msgspec.Struct, frozen=True):
@@ -106,8 +106,8 @@ class Stillness:
         if heard is None:
             return
         last, self._heard = self._heard, heard
-        # A rank that has waited long for other ranks works again when their collective ends. It has advanced then,
-        # although its next phase or collective may not have begun.
+        # A rank that has waited long for other ranks works again when their collective ends. The end of the collective
+        # counts as an advance, although the rank may not have begun its next phase or collective.
         has_left = last is not None and last.in_collective and not heard.in_collective
         if last is None or last.advances != heard.advances or heard.waits or has_left:
             self._still_s = 0.0
@@ -130,8 +130,8 @@ class StuckFinder:
         long, and no rank has ended in this time.
         """
         running = {each.rank for each in states}
-        # The ranks that still run may have waited for the rank that has ended. Their last heartbeats may be from before
-        # the end of that wait, since nothing else runs in a process while it collects garbage.
+        # The ranks that still run may have waited for the rank that has ended. Their last heartbeats may still report
+        # this wait, although it is over: a process writes no heartbeats while it collects garbage.
         self._since_end_s = 0.0 if self._running - running else self._since_end_s + self._poll_s
         self._running = running
         stuck = [each for each in states if not each.waits and each.still_s >= each.limit_s(self._limit_s)]

@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 import torch
 
 VARIABLES = {
-    # cuBLAS takes its workspaces from whichever stream is first, unless they have a fixed size.
+    # Without workspaces of a fixed size, the results of cuBLAS can depend on which streams run at the same time.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     # transformers reads this for the package flash_attn. torch's own kernels follow torch.use_deterministic_algorithms.
     "FLASH_ATTENTION_DETERMINISTIC": "1",

@@ -2,8 +2,8 @@
 
 Before each pass and each update, the main threads of all ranks agree whether one of them was asked to stop
 (`Ranks.stop_if`). A pass of a large model, or the compilation of its layers, may take longer than a stop is allowed to
-take. So a helper thread waits for a while after a stop request, and then takes part in that agreement for the main
-thread, which never continues from there.
+take. So a helper thread waits for a while after a stop request, and then takes part in the next agreement in place of
+the main thread. The main thread then never gets beyond this agreement.
 
 All ranks stop at the same agreement, whichever thread takes part, so they count the same steps as finished. Weights
 change only between an update's agreement and the end of its step, and the helper thread waits for that end.
