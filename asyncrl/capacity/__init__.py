@@ -1,7 +1,7 @@
 """The planner of `asyncrl plan`: simulates a run at measured rates to forecast its speed on another number of GPUs.
 
-The simulation contains the code of the real replay. A forecast therefore obeys the age bound, samples and evicts as a
-run does. None of the nine promises of docs/concepts.md depends on this package.
+The simulation runs the code of the real replay. So a forecast follows the age bound, chooses batches and evicts groups
+exactly as a run does. None of the nine promises of docs/concepts.md depends on this package.
 
 In reading order: `description.py` (rates and sizes), `measured.py` (rates and sizes from a run), `simulation.py` with
 `replay.py` and `engines.py`, then `splits.py` (chooses which numbers of GPUs to simulate) and `command.py`.

@@ -239,8 +239,8 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
 
 
 def _cases(lags: Sequence[int], treatments: Sequence[str] | None) -> Iterator[tuple[int, str | None]]:
-    """Every age bound with every treatment of old groups. In synchronous training no group becomes too old, and no
-    treatment differs from `evict`."""
+    """Every age bound with every treatment of old groups. With an age bound of 0 (synchronous training), no group
+    becomes too old, so all treatments are the same as `evict`."""
     for max_lag in lags:
         if treatments is None:
             yield max_lag, None
@@ -322,7 +322,7 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
             f"groups {sizes.treatment}."
         )
     if waiting := [each.sizes for each in forecasts if each.sizes.treatment in ("wait", "both")]:
-        limit = waiting[0].wait_s  # All forecasts have that of the run, or the default.
+        limit = waiting[0].wait_s  # All forecasts have the same limit: the run's, or the default.
         longest = "the time for which the learner trains a step" if limit is None else f"{limit:g} s"
         yield (
             f"With wait and both, a step waits for old groups for at most {longest}. For another limit, change "

@@ -137,7 +137,8 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         lag = self.max_lag if max_lag is None else max_lag
         waits, masks = treatment in ("wait", "both"), treatment in ("mask", "both")
         found = replace(self, max_lag=lag, wait_s=(self.wait_s or None) if waits else 0.0, masks_old=masks)
-        # Where no wait is possible, null means no wait. A number makes the checks refuse it, as `asyncrl train` does.
+        # If no wait is possible, null means no wait, and would be accepted. A number is refused, as `asyncrl train`
+        # refuses it.
         return found if found.treatment == treatment else replace(found, wait_s=1.0)
 
     @property

@@ -76,9 +76,10 @@ def describe(run: Run) -> RunDescription:
 
 
 def _described(run: Run, configured: Sizes, together: int) -> RunDescription:
-    """Return the rates and the sizes of the run. The sizes are the `configured` ones, except for those of the engines
-    and scorers that ran last. The servers that are `together` on a GPU count as one engine, and the workers that a
-    scorer has for the shards of the replay as one scorer."""
+    """Return the rates and the sizes of the run. Most sizes are the `configured` ones. Only the numbers of engines and
+    scorers, and the concurrency, come from the engines and scorers that ran last. `together` is the number of servers
+    on a GPU, which count as one engine. All workers of a scorer, one for each shard of the replay, count as one
+    scorer."""
     # Rows without these metrics are left out. They belong to steps that a stop cut short or that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
@@ -127,7 +128,8 @@ def _running_scorers(scorers: Sequence[Workers], steps: Sequence[Row]) -> list[W
 
 
 def _files(run: Run, role: str) -> dict[str, Sequence[Row]]:
-    """The rows of the processes or workers of a role by their names, without those that have none."""
+    """The rows of the processes or workers of a role, by their names. Processes and workers without rows are left
+    out."""
     found = {name: list(run.raw_rows(name)) for name in run.roles(f"{role}-*")}
     return {name: rows for name, rows in found.items() if rows}
 
@@ -201,7 +203,7 @@ def _label_s(scorers: Iterable[Workers]) -> float:
 
 
 def _labelling(rows: Sequence[Row]) -> tuple[float, float]:
-    """The seconds for which a worker labelled trajectories or handed them on, and their number."""
+    """The seconds in which a worker labelled trajectories or handed them on, and the number of these trajectories."""
     busy, labelled = 0.0, 0.0
     for before, after in pairwise(rows):
         # After a restart of a scorer, its counters begin at 0, so that the difference is negative.

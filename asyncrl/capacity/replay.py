@@ -34,8 +34,8 @@ SOURCE, SCORER, KIND = "simulated", "simulated", "rules"
 MAX_STORE_BYTES = 1 << 36
 """The maximum size of the store in bytes. It reserves address space, not memory."""
 TOKENS = 64
-"""The number of tokens of a leased trajectory that the simulated scorer asks for. A simulated trajectory has one token
-of the prompt, and one for each version that sampled it."""
+"""The simulated scorer leases trajectories of up to this many tokens on average. A simulated trajectory has only one
+token of the prompt, and one token for each version that sampled it."""
 PROMPT = (Turn(0, 1, Role.PROMPT),)
 
 
@@ -75,8 +75,8 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         timings: Mapping[str, float] | None = None,
     ) -> str:
         """Deliver an episode that these `versions`, in ascending order, sampled. The trajectory has only one token of
-        each. Its record gets the true number of sampled tokens and of turns. `timings` has the seconds of its phases.
-        Returns "stored", or "late" if its group was dropped."""
+        each version. Its record gets the true number of sampled tokens and of turns. `timings` has the seconds of its
+        phases. Returns "stored", or "late" if its group was dropped."""
         runs = [(0, -1), *enumerate(versions, 1)]
         length = len(runs)
         trajectory = Trajectory(

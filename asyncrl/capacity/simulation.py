@@ -37,7 +37,8 @@ LEASE = 32
 LOOK_S = 0.5
 """The time after which a learner that may wait for old groups asks for its batch again."""
 COUNTED = ("episodes", "length", "turns")
-"""The values of decided episodes that a forecast has. Rewards are left out, since they are not simulated."""
+"""The values that a forecast has of decided episodes, which were trained or removed. Rewards are left out, since they
+are not simulated."""
 
 
 class Forecast(Struct, frozen=True):
@@ -49,8 +50,9 @@ class Forecast(Struct, frozen=True):
       token.
     - `discarded` is the share of sampled tokens that were thrown away over the whole simulation, with their trajectory
       or by a mask.
-    - `decided` has the number, mean length and turns of the decided episodes by their end. `biased` has the quantities
-      by which the age bound chose. Both cover the whole simulation (`asyncrl.replay.batches.selection`).
+    - `decided` maps each end of an episode, such as trained or evicted, to the number, mean length and turns of the
+      episodes with this end. `biased` has the quantities by which the age bound chose. Both cover the whole simulation
+      (`asyncrl.replay.batches.selection`).
     """
 
     sizes: Sizes
@@ -229,7 +231,7 @@ class _Simulation:
         return sum(sum(versions.values()) for versions in self._young(plan))
 
     def _lags(self, plan: BatchPlan) -> Iterator[int]:
-        """The lag of each trajectory of a plan that has trained tokens."""
+        """The lags of those trajectories of a plan that have trained tokens."""
         return (plan.version - min(versions) for versions in self._young(plan) if versions)
 
     def _act(self, name: str, concurrency: int) -> Process:
@@ -299,7 +301,7 @@ class _Simulation:
                 # The replay may now admit more episodes.
                 self._actors.wake()
                 woken = self._learner.wait()
-                # The limit of a wait for old groups ends without an event.
+                # No event occurs when the longest wait for old groups is over, so the learner also asks after LOOK_S.
                 yield woken if self._sizes.wait_s == 0 else woken | self._environment.timeout(LOOK_S)
             self._plans.append(plan)
             self._next_step = step + 1

@@ -58,7 +58,7 @@ def balanced_rate(rates: Rates, sizes: Sizes) -> float:
     episode = _mean_episode(rates)
     running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
     # The time of an episode depends on the number of requests of its engine. That number depends on the time that
-    # episodes spend in the engine. So both are computed by turns.
+    # episodes spend in the engine. So each is computed from the other, until both hardly change.
     generate_s = 0.0
     for _ in range(ROUNDS):
         share = generate_s / (generate_s + episode.tools_s) if generate_s + episode.tools_s else 1.0
