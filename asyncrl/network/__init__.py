@@ -8,7 +8,8 @@ amount of memory here.
 
 In reading order: `keys.py`, `listener.py` (the server's side), `sockets.py` (the client's side), `throttle.py` (a
 bounded rate for log lines that clients cause), `http_server.py` (HTTP with keys) and `public.py` (requests to the
-internet). `interfaces.py` finds this machine's network interfaces, and `proxies.py` goes past proxies.
+internet). `interfaces.py` finds this machine's network interfaces, and `proxies.py` lets clients connect without a
+proxy.
 
 The rates and texts of log lines, and time limits, may change freely. `tests/network/` and `tests/security/` attack the
 rules by which clients are let in.

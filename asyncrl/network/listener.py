@@ -1,8 +1,8 @@
 """Opens listening sockets. Each has a gate, which accepts clients whose keys are in a list and counts failed
 handshakes.
 
-The gate answers libzmq's authentication requests (ZAP, RFC 27). A handshake fails if the client has no keys, keys for
-another server or keys that are not in the list, or does not speak ZeroMQ.
+The gate answers libzmq's authentication requests (ZAP, RFC 27). A handshake fails if the client does not speak ZeroMQ,
+or has no keys, or has keys for another server, or has a key that is not in the list.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 DOMAIN = b"asyncrl"
 PEER_MESSAGES = 64
-"""The maximum number of messages that wait to be sent to one peer, and also of those that wait to be read from it.
-Clients of this package have at most half as many unanswered requests, since ZeroMQ reports room in a full queue only
-after half of it was read. A peer that reads slowly takes up no more memory than that: it loses further replies, and
-repeats its requests."""
+"""The maximum number of messages that wait to be sent to one peer. Up to this many more may wait to be read from the
+peer. Clients of this package have at most half as many unanswered requests, since ZeroMQ reports room in a full queue
+only after half of it was read. A peer that reads slowly takes up no more memory than these messages: it loses further
+replies, and repeats its requests."""
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 FAILED = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not in the list of allowed clients",

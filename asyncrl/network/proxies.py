@@ -1,4 +1,4 @@
-"""Lets HTTP clients go past the proxy that their environment names, to addresses that a proxy cannot reach."""
+"""Lets HTTP clients connect directly to addresses that the proxy of their environment cannot reach."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def reach_directly(hosts: Iterable[str], environment: MutableMapping[str, str]) -> None:
-    """Have HTTP clients with this environment reach loopback and `hosts` without its proxy. Nothing changes if the
-    environment names no proxy."""
+    """Change the environment so that its HTTP clients connect to loopback and `hosts` directly, not through the proxy.
+    Nothing changes if the environment names no proxy."""
     if not any(name.lower() in PROXIES and value for name, value in environment.items()):
         return
     listed = dict.fromkeys(

@@ -213,7 +213,7 @@ def _check_form(url: URL) -> None:
 
 async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """Read the body of a response. Raises UnavailableError: the status is 500 or more or one of PASSING, or the body
-    ends too early; RefusedError: the status is any other than these and 200, or the body is too large or packed in an
+    ends too early; RefusedError: the status is neither one of these nor 200, or the body is too large or packed in an
     unknown way."""
     if response.status >= 500 or response.status in PASSING:
         raise UnavailableError(f"status {response.status}")

@@ -59,8 +59,8 @@ async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequen
 
 
 class Watch:
-    """Notices when connections of `socket` break. The death of the peer's process is noticed immediately, the death of
-    its machine late or never."""
+    """Notices when connections of `socket` break. If the peer's process ends, this is noticed at once. If the peer's
+    machine fails, this is noticed late or never."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket

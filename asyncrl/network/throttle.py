@@ -14,7 +14,8 @@ FIRST_COUNT_S = 10.0
 LONGEST_COUNT_S = 3600.0
 MAX_DISTINCT = 32
 LEFT_OUT = " (and {} times more since the last line)"
-"""The number of lines that were left out, as the next line has it. Views of a run count them as well."""
+"""The part of a line that says how many lines were left out before it. Views of a run count the lines that were left
+out, too."""
 
 
 @dataclass
