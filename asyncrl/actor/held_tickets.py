@@ -6,7 +6,8 @@ from __future__ import annotations
 class HeldTickets:
     """Keeps each ticket from its arrival until the replay has acknowledged its outcome.
 
-    The replay renews the leases of all held tickets. The replay may withdraw a ticket whose episode has not begun.
+    The replay renews the leases of all held tickets. A ticket whose episode runs for too long counts as failed there,
+    but the time in which its episode does not run is not counted.
     """
 
     def __init__(self) -> None:
