@@ -18,8 +18,9 @@ Supporting files:
 - `plan.py`, `resume.py`, `stop.py`: `asyncrl train --plan`, `asyncrl resume` and `asyncrl stop`.
 - `processes.py`, `role_process.py`, `process_records.py`: the commands of roles, their processes, and the file
   `processes.json`.
-- `run_folder.py`, `start_warnings.py`: the folder of an earlier start, and the warnings of this one.
+- `run_folder.py`, `start_warnings.py`: the folder that an earlier start left, and the warnings of the present start.
 
-You can freely change a check of `preflight/`, a rule of `autoscale.py`, or a diagnosis of `doctor/`. The placement is
-the same for all launchers and after each restart, so a change of its rules moves the processes of runs that resume.
+You can freely change a check of `preflight/`, a rule of `autoscale.py`, or a diagnosis of `doctor/`. Be careful with
+the rules of the placement: all launchers use them, and a run that resumes is placed again. So a change of these rules
+moves its processes.
 """

@@ -67,8 +67,9 @@ class RunAddresses:
 
     @contextmanager
     def usual_ports(self) -> Iterator[None]:
-        """Keep the default ports for this run until the block ends, if they are configured and only this machine can
-        reach them. If another program or run has one of them, set both ports to 0, so that free ones are chosen."""
+        """Keep the default ports for this run until the block ends. If another program or run has one of them, set both
+        ports to 0, so that free ones are chosen. This does nothing if other ports are configured, or if other machines
+        can reach the run."""
         network, usual = self.network, NetworkConfig()
         chosen = (network.replay_port, network.weights_port) != (usual.replay_port, usual.weights_port)
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
@@ -112,8 +113,8 @@ class RunAddresses:
         check_keys(self.network.keys)
 
     def record_left_open(self, given: Mapping[str, Any], settled: Mapping[str, Any]) -> None:
-        """Record the configuration keys that the launcher has set, with the values that they had before: its addresses
-        (`given`), and other keys (`settled`)."""
+        """Record the configuration keys that the launcher has set, each with the value that it had before. `given` has
+        the earlier values of all keys of addresses, and `settled` those of other keys that were set."""
         chosen = self.values()
         left = {**settled, **{key: value for key, value in given.items() if chosen[key] != value}}
         write_whole(self.run_dir / FILE, json.dumps(left))

@@ -25,8 +25,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def check_resume(values: Mapping[str, Any], run_dir: Path, check_files: Callable[[], None]) -> None:
-    """Refuse to resume a run that has begun if `values` change a key that must keep its value, or if `check_files`
-    refuses the files of its tasks.
+    """Refuse to resume a run if `values` change a key that must keep its value, or if `check_files` refuses the files
+    of the run's tasks. A run that never began a step is not refused.
 
     Raises ConfigError: the resume is refused, or the folder holds a supervised fine-tuning (`asyncrl sft`).
     """
@@ -81,7 +81,8 @@ def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[]
     """Move aside the files of a run that never began a step, if it cannot resume with these values or if `check_tasks`
     refuses its tasks.
 
-    So a run whose first start failed does not keep others from using its name. Raises ConfigError: the run has begun.
+    So after a failed first start, the same run.name can be used with another configuration. Raises ConfigError: the run
+    has begun, and cannot resume.
     """
     try:
         changes_of(values, run_dir)
@@ -91,7 +92,7 @@ def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[]
             raise
         aside = set_aside(run_dir)
         log.info("the run in %s never began a step, so it starts over; its old files are in %s", run_dir, aside)
-        check_tasks()  # No episode of the old tasks is left, so this records the files of the new ones.
+        check_tasks()  # No episode of the old tasks is left, so this records the files of the new tasks.
 
 
 def is_past_its_steps(wanted: int, run_dir: Path) -> bool:

@@ -49,7 +49,7 @@ class Launcher(Protocol):
         are left to the caller."""
 
     def watch(self, supervisor: Supervisor) -> None:
-        """Called at every poll of the `supervisor`, through which the launcher can restart roles."""
+        """Called at every poll of the `supervisor`. The launcher can use the supervisor to restart roles."""
 
     def close(self) -> None:
         """Free the launcher's resources, after all roles have ended."""

@@ -81,8 +81,8 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
             role_command(role.module, path, *role.arguments),
             role_environment(role),
             drains=role.module in ("actor", "scoring"),
-            # The replay ends last, since a stopping learner reports its last checkpoint to it. So do the learner's
-            # processes on other hosts, because its first process tells them to stop.
+            # The replay ends last, since a stopping learner reports its last checkpoint to the replay. The learner's
+            # processes on other hosts end last, too, because the learner's first process tells them to stop.
             ends_last=role.module == "replay" or (role.module == "learner" and role.name != LEARNER),
         )
         for role in placement.roles
@@ -92,8 +92,8 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
 def train(
     config: TrainConfig, stop: threading.Event | None = None, how_to_resume: Callable[[], str] | None = None
 ) -> bool:
-    """Run all roles until the learner is done or its policy solves the tasks (True), or a signal or `asyncrl stop` ends
-    the run (False).
+    """Run all roles. Return True once the learner is done or its policy solves the tasks, and False if a signal or
+    `asyncrl stop` ends the run before.
 
     If the run has already done all steps of `config`, or more, this starts nothing. Setting `stop` ends the run; by
     default signals set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On
@@ -215,9 +215,9 @@ def _supervise(
     stop: threading.Event,
     how_to_resume: Callable[[], str] | None,
 ) -> bool:
-    """Run the roles with a table of the run's numbers on the console, then print the summary. True if the learner has
-    trained all steps or its policy solves the tasks, False if `stop` was set. Calls `between_looks` each time that the
-    supervisor has looked at the roles.
+    """Run the roles with a table of the run's numbers on the console, then print the summary. Return True if the
+    learner has trained all steps or its policy solves the tasks, and False if `stop` was set or `asyncrl stop` came.
+    After each look of the supervisor at the roles, this calls `between_looks`.
 
     Raises RunFailedError: a role failed too often.
     """
@@ -284,7 +284,7 @@ def _train_on_other_host(config: TrainConfig) -> bool:
     failure, until the first host no longer owns the run's folder.
     """
     folder, stop = locations.run_dir(config.run) / f"host-{config.learner.node}", process.stop_on_signals()
-    # The first host makes the same placement. Of its processes, only the ranks of this host run here.
+    # The first host makes the same placement. Of all processes in it, this host runs only its own ranks of the learner.
     placement = place(config, [this_host(config.cluster)])
     settle(config.cluster, config.learner, placement)
     with exclusively(folder):
@@ -307,5 +307,5 @@ def _train_on_other_host(config: TrainConfig) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what a command line chooses, or with `--plan` show it, and return the exit status."""
+    """Start the run that a command line describes, or with `--plan` only show its plan. Return the exit status."""
     return run_or_plan(lambda config: 0 if train(config) else EXIT_STOPPED, argv)

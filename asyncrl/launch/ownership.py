@@ -34,7 +34,7 @@ LEFT_S = 10.0
 """The owner of a folder counts as ended if the folder has had no owner for this many seconds. By then a restarted owner
 has written its name, and the ranks of a finished run have ended."""
 TRIES = 10
-"""The maximum number of attempts to lock a file that its owner has locked, or removes during the attempt."""
+"""The maximum number of attempts to lock a file while its owner keeps it locked, or removes it."""
 MOST_TRIES = 150
 """The maximum number of attempts to lock a file while another process holds a shared lock to check if the folder has an
 owner."""

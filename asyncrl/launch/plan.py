@@ -32,7 +32,8 @@ NO_GPUS = f"no host has a GPU for the servers: set cluster.gpus=N to plan for ho
 
 
 def run_or_plan(run: Callable[[TrainConfig], int | None], words: Sequence[str]) -> int:
-    """Run what `words` choose, or with `--plan` only show where it would run. Return the exit status."""
+    """Call `run` with the configuration that `words` describe, or with `--plan` only show where its processes would be.
+    Return the exit status."""
     rest, option = without_option(words)
     return role_main(partial(show_plan, option=option) if option else run, rest, reads_data=not option)
 
@@ -55,7 +56,7 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     """Print the plan that the command line's `option` selects. Raises ConfigError: the plan is impossible, or `asyncrl
     train` would refuse the configuration."""
     named = named_code(config.data, config.algorithm, config.actor, config.scoring)
-    # A plan needs no other code, which may be missing on the machine where somebody plans.
+    # A plan needs only this code. Other code may be missing on the machine where somebody plans.
     check_imports([each for each in named if each.setting.startswith(("algorithm.", "actor.environment"))])
     check_algorithm(config)
     batch_size = config.learner.batch_size
@@ -90,8 +91,8 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
 
 
 def _fitting_lines(server: ServerConfig, actor: ActorConfig, batch_size: int, placement: Placement) -> Iterator[str]:
-    """Yield lines with what each server of an actor is given. Actors may have different numbers of servers, and each
-    such number has a line."""
+    """Yield lines that say what each server of an actor is given. What a server is given depends on the number of its
+    actor's servers, so each such number has a line."""
     for servers in sorted({role.servers for role in placement.of("actor")}):
         if words := fitting_words(server, actor.at_once(batch_size), servers, actor.asks_in_parallel):
             yield f"each server is given {words}\n"

@@ -41,7 +41,8 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
-    # Other files there are no checkpoint: custom code of the model, and the evaluation of the first weights.
+    # The folder also has files that are no checkpoints: custom code of the model, and the evaluation of the first
+    # weights.
     return any((run_dir / CHECKPOINTS).glob("step-*"))
 
 

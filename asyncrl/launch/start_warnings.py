@@ -17,9 +17,10 @@ log = logging.getLogger("asyncrl.train")
 LOGGER = "asyncrl"
 """The logger above all loggers of asyncrl. Warnings of other libraries are not recorded."""
 OF_PROCESSES = "asyncrl.launch."
-"""The loggers of processes and their hosts. Their warnings tell of a moment, such as a process that still ends."""
+"""The names of the loggers for processes and hosts begin with this. Their warnings are not recorded, because they are
+true only for a moment, such as that a process has not ended yet."""
 LONGEST, MOST = 2000, 100
-"""The maximum number of characters of a recorded warning, and of recorded warnings."""
+"""The maximum length of a recorded warning in characters, and the maximum number of recorded warnings."""
 
 
 class StartWarnings(logging.Handler):

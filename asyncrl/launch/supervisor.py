@@ -103,7 +103,7 @@ class Supervisor:
     - `stop_s`: the seconds after which a role that was asked to end is killed;
     - `clock`: gives seconds;
     - `hang_s`: a role that has sent no heartbeat for this many seconds counts as hung;
-    - `finish_s`: the same as `stop_s`, while the role's heartbeat names unfinished work;
+    - `finish_s`: takes the place of `stop_s` while the role's heartbeat names unfinished work;
     - `drain_s`: the additional time for a role that drains, if it is removed or the run is stopped early;
     - `killed_s`: the longest time for which a stop waits for the end of roles that it killed.
     """
@@ -163,7 +163,7 @@ class Supervisor:
         self._roles = list(roles)
 
     def restart(self, names: Collection[str]) -> None:
-        """Ask roles to stop, and start them again. This counts as no failure."""
+        """Ask roles to stop, and start them again. This does not count as a failure."""
         for name in names:
             if self._children[name].process.poll() is None:
                 self._ask_to_end(self._children[name], self._drains(self._children[name]))
@@ -202,7 +202,8 @@ class Supervisor:
         """Supervise until the run is done (True), or until `stopped()` or a stop request in the run folder ends it
         (False). `progress` is called at every poll.
 
-        Raises RunFailedError: a role cannot continue. Every child has ended when this returns or raises.
+        Raises RunFailedError: a role cannot continue. When this returns or raises, every child has ended, except a
+        killed one that has not ended within `killed_s`.
         """
         try:
             while not (stopped() or self._requests.arrived()):

@@ -83,8 +83,8 @@ def end_here(
 
 @contextmanager
 def starting_alone(beats: Path) -> Iterator[None]:
-    """Start a role whose heartbeat is the file `beats` within the block, where no other process of this machine starts
-    it. First, the processes of an earlier start on this machine end.
+    """Let the block start the role whose heartbeat is the file `beats`. Before the block, this ends the role's
+    processes of an earlier start on this machine. During the block, no other process of this machine starts the role.
 
     Raises UnavailableError: a killed process does not end.
     """
@@ -97,8 +97,8 @@ def starting_alone(beats: Path) -> Iterator[None]:
 
 
 def _found(alive: Path) -> dict[ProcessIdentity, str]:
-    """Map each process of this machine that was started as a role with a heartbeat in the folder `alive` to the name of
-    the role.
+    """Find the processes of this machine that were started as roles with a heartbeat in the folder `alive`. Return the
+    name of the role for each process.
 
     `processes.json` does not suffice: it lacks a process that started while the disk was full, or just before the
     supervisor was killed."""
@@ -148,7 +148,7 @@ def end_all(
 def end_elsewhere(
     run_dir: Path, end_there: Callable[[threading.Event], Collection[str]], stop: threading.Event
 ) -> None:
-    """Return when no role of the folder runs on another machine. `end_there` ends the roles on the machines that it can
+    """Wait until no role of the folder runs on another machine. `end_there` ends the roles on the machines that it can
     reach, and returns the kernel ids (`ProcessIdentity.kernel`) of these machines. On other machines roles end when
     their leases expire.
 

@@ -318,14 +318,13 @@ def servers(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def _older(version: str) -> str:
-    """Return a note for a version of SGLang that cannot say which weights sampled which token, or an empty text for a
-    newer version."""
+    """Return a note for a version of SGLang before `SPANS_SINCE`, or an empty text for a newer or unknown version."""
     try:
         is_older = Version(version).release < SPANS_SINCE
     except InvalidVersion:
         return ""
     since = ".".join(map(str, SPANS_SINCE))
-    return f"; each push of new weights interrupts its requests (not from {since} on)" if is_older else ""
+    return f"; before {since}, each push of new weights interrupts its requests" if is_older else ""
 
 
 def launcher(facts: HostFacts) -> Iterator[Diagnosis]:

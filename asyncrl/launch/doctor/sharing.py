@@ -100,7 +100,7 @@ def since_start_s(run: Path) -> float | None:
 
 def address_facts(network: NetworkConfig, shards: int, since_start_s: float | None) -> list[AddressFact]:
     """Return the facts about the addresses of replay and learner. While they run, this host must reach them. Before
-    they run, the ports of this host must be free.
+    they run, the ports at addresses of this host must be free, and this host must reach the other addresses.
     """
     found, is_running = [], since_start_s is not None
     for key, host, first, count in (

@@ -1,8 +1,8 @@
 """`cluster.launcher=hosts`: runs the roles on hosts that are reached by a remote shell, such as ssh.
 
 All hosts share the run's folder and the folder in which the run was started. On the host of a role, `remote_role`
-starts the role and keeps the connection to the launcher. If the connection breaks, the role ends within `LEASE_S`, and
-only then does the supervisor restart it.
+starts the role and keeps the connection to the launcher. If the connection breaks, the role ends within `LEASE_S`. The
+supervisor restarts it after this time.
 
 If the connection breaks before the launcher knows the process id, the supervisor restarts the role at once, and
 `remote_role` makes sure that only one process of the role runs.

@@ -38,7 +38,8 @@ def settle_actors(
     """Set the number of actors and the episodes of each, if the number is open and one actor for each node is not
     enough. Return the reason, or an empty text if nothing was set. The roles must be placed again after a change.
 
-    `placement` has one actor on each node. An actor needs servers of its own, so there are at most as many as GPUs.
+    `placement` has one actor on each node. An actor needs servers of its own, so a node gets at most one actor for each
+    GPU, or for each `engine.server.tp_size` GPUs.
     """
     placed = placement.of("actor")
     if not _is_open(cluster, engine, placement) or len({role.servers for role in placed}) != 1:

@@ -10,7 +10,7 @@ from asyncrl.launch.placement.placement import Placement
 from asyncrl.machine.gpu_use import gpu_bytes
 
 OTHER_WORK = 2
-"""The servers of a host may keep busy one in `OTHER_WORK` of its CPUs. The rest is for the other processes."""
+"""The servers of a host may use the CPUs of the host, divided by `OTHER_WORK`. The rest is for the other processes."""
 
 
 def settle_servers(

@@ -1,9 +1,9 @@
-"""The checks of `asyncrl train`, and the files that it prepares, before it starts any process. A run that is refused
-here has cost little.
+"""The checks that `asyncrl train` makes, and the files that it prepares, before it starts any role. A run that is
+refused here has cost little.
 
-`preflight.py` has the list of all checks, and `tasks/row_checks.py` the part of it that reads all rows. The user's own
-code runs in child processes: first `importing.py` imports the user's modules, then `trial.py` starts the program
-`trying.py`, which calls them. `problems.py` collects the problems that checks find.
+`preflight.py` has the list of all checks. `tasks/row_checks.py` has the part of this list that reads all rows. The
+user's own code runs in child processes: first `importing.py` imports the user's modules, then `trial.py` starts the
+program `trying.py`, which calls them. `problems.py` collects the problems that checks find.
 
 Each other file or folder has the checks of one topic. A check takes sections of the configuration:
 

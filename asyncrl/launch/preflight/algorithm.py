@@ -19,8 +19,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def check_algorithm(config: TrainConfig) -> None:
-    """Warn of scores that change nothing. Raises ConfigError: the parts do not fit together or to the run. No part is
-    called."""
+    """Check that the parts of the algorithm fit together and fit the run, and warn of scores that change nothing. No
+    part is called. Raises ConfigError: the parts do not fit."""
     from asyncrl.algorithms.from_config import check, composition_of
     from asyncrl.tools.environments.classes import may_reward_turns
 

@@ -1,4 +1,4 @@
-"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks for as many
+"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks for this number of
 epochs."""
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ log = logging.getLogger("asyncrl.train")
 
 PATIENCE_S = 2.0
 ANSWER_S = 10.0
-"""The seconds that one request waits for an answer of the hub. On a slow link an answer may take most of them."""
+"""The seconds that one request waits for an answer of the hub. On a slow link an answer may take almost this long."""
 PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
 def unreachable(patience_s: float = PATIENCE_S) -> str | None:
-    """Return the reason why the hub, or the proxy to it, cannot be reached, or None if it can be reached or must not be
-    asked. If there was no answer within `patience_s` seconds, log that and return None."""
+    """Return the reason why the hub, or the proxy to it, cannot be reached. Return None if it can be reached, or if
+    HF_HUB_OFFLINE forbids asking it. If there was no answer within `patience_s` seconds, log that and return None."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

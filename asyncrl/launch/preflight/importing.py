@@ -29,8 +29,8 @@ class NamedCode:
 
     - `setting`: the option with its value, such as `scoring.rule=a.b`
     - `path`: the path of the object
-    - `loads`: the function of asyncrl that imports it later, with `arguments`, if its module may need names of verl.
-      This function then gives the reasons of refusals
+    - `loads`: set if the module of the object may need names of verl. It is the function of asyncrl that later imports
+      the object, called with `arguments`, and that gives the reasons of refusals
     """
 
     setting: str
@@ -44,8 +44,8 @@ def refused_imports(
 ) -> list[str]:
     """Import the objects, and return a line for each one that cannot be imported.
 
-    Modules of the user's own that this process does not have yet are imported in a child process, which may take
-    `limit_s` for each. Raises StoppedError: `stop` was set.
+    Modules of the user's own that this process has not imported yet are imported in a child process. Each import may
+    take `limit_s`. Raises StoppedError: `stop` was set.
     """
     if not any(is_new_module(each.path) for each in named):
         return [line for each in named if not each.loads and (line := _refusal_here(each))]
@@ -121,7 +121,7 @@ def _answer(messages: Sequence[Message], deadline: float) -> Message:
 
 def main(arguments: Sequence[str]) -> None:
     """Answer requests until the starter ends."""
-    # `log_to_stderr` would import what a child that imports a small module has no need of.
+    # `log_to_stderr` has imports that a child does not need if it only imports a small module.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     serve(arguments, _load)
 

@@ -132,8 +132,8 @@ def check_disk(
 
     `parameters` counts the policy's parameters. Checkpoints hold `saved` of them, or all of them if `saved` is None.
     Raises ConfigError: not even one checkpoint fits. Logs a warning if the checkpoints and the exported model do not
-    all fit. It also logs one if the episodes may take more than the rest of the disk, and this rest is below
-    `LITTLE_ROOM`: most runs never come near the limit of their store.
+    all fit. It also logs a warning if the episodes may take more than the rest of the disk, and this rest is below
+    `LITTLE_ROOM`. With a larger rest there is no warning, because most runs never come near the limit of their store.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(run), learner.keep_checkpoints

@@ -134,8 +134,8 @@ def missing_model(model: ModelConfig) -> str | None:
 
 
 def missing_folder(path: str) -> str | None:
-    """Return the reason why the folder `path` has no model, or `None` if it has one, or if the hub may have a model of
-    this name."""
+    """Return the reason why the folder `path` has no model. Return `None` if it has one, or if the hub may have a model
+    of this name."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -176,7 +176,7 @@ def _missing(path: str, revision: str | None = None) -> str | None:
     fix = f"write a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 never asks the hub"
     if reason := unreachable():
         return f"there is no such folder, and the Hugging Face hub cannot be reached: {reason}; {fix}"
-    # A name without an owner is most likely a folder's, so it is not worth the retries of the hub's client.
+    # A name without an owner most likely means a folder, so the retries of the hub's client are not worth their time.
     if "/" not in path and (
         reason := no_answer(hf_hub_url(path, "config.json", revision=revision, endpoint=constants.ENDPOINT))
     ):

@@ -35,8 +35,8 @@ def check_paths(
     scoring: ScoringConfig,
     stop: threading.Event | None = None,
 ) -> None:
-    """Raises DataError or ConfigError, with a line for each path, and each built-in tool, rule and part of the
-    algorithm that does not exist; StoppedError: `stop` was set."""
+    """Raises DataError or ConfigError, with a line for each path that does not exist, and for each tool, rule and part
+    of the algorithm that is unknown; StoppedError: `stop` was set."""
     files = missing_data(data, algorithm.sft.path)
     lines = [*files.values()]
     if not is_url(model.path) and (reason := missing_folder(model.path)):

@@ -1,4 +1,4 @@
-"""Runs all checks before anything starts: one list, in order, of all that the roles will load or need."""
+"""Checks, before anything starts, everything that the roles will load or need. The checks are one ordered list."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def preflight(
     open_pool: Callable[[Mapping[str, Any]], Pool] = open_trial_pool,
 ) -> None:
     """Run the `more` checks, and then check everything that the roles will load or need. `read` has the result of
-    `read_files`, which is then not read again.
+    `read_files`, so that these tasks are not read again.
 
     It checks keys, ports, devices, data, models, tools, the chat template, rules and the parts of the algorithm, such
     as its loss. The user's own tools, environments, users and scorers run in a child process, which `open_pool` opens.

@@ -1,6 +1,7 @@
 """Checks a configuration after all roles were placed, for `asyncrl train` with and without `--plan`.
 
-Only then are the numbers of the learner's ranks and hosts known, and the addresses that other hosts must reach.
+The numbers of the learner's ranks and hosts are unknown before the placement. The addresses that other hosts must reach
+are unknown, too.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ T = TypeVar("T")
 TRIAL_S = 10.0
 """The seconds that the user's code may take at each request."""
 MARGIN_S = 1.0
-"""The process is ended this long after the limit. Code that can be interrupted is interrupted before."""
+"""The process is ended this long after the limit. Code that can be interrupted is interrupted at the limit."""
 LOOK_S = 0.1
 """The pause between two looks at the event that stops the start."""
 PROGRAM = "asyncrl.launch.preflight.trying"
 MOST_BYTES = 1 << 16
-"""The bytes that are read of a note."""
+"""The maximum number of bytes that are read from a note."""
 WORDS = "I do not know."
 """An answer that a rule should score as wrong."""
 
@@ -115,7 +115,8 @@ class TrialProcess:
     def score(
         self, kind: str, what: str, task: Task, place: str, trajectory: Trajectory | None = None, **more: Any
     ) -> Message | None:
-        """Score the episode by the user's code of this `kind`, which messages call `what`. None: see `play`.
+        """Score the episode by the user's code of this `kind`. Messages for the user call this code `what`. None: see
+        `play`.
 
         Raises ScoringError: the code failed; ConfigError: it ended its process; StoppedError: `stop` was set.
         """
@@ -126,7 +127,8 @@ class TrialProcess:
             message = Message(kind, 0, {**sent.body, **body}, sent.arrays)
         reply, line = self._answer(message, what, place)
         if reply is None and not line:
-            # No line of the user's code ran, so the time may have passed in imports, which the second attempt has.
+            # No line of the user's code ran, so imports may have taken the time. A second attempt already has these
+            # imports.
             reply, line = self._answer(message, what, place)
         if reply is None:
             warn_of_slow_code(place, self._limit_s, self._running.read(), line)
@@ -137,7 +139,8 @@ class TrialProcess:
         return reply
 
     def _answer(self, message: Message, what: str, place: str) -> tuple[Message | None, str]:
-        """The answer to a request. If it took too long: None, and the line of the user's code that ran, if one did.
+        """The answer to a request, and an empty text. If the answer took too long: None, and the line of the user's
+        code that ran, or an empty text if none ran.
 
         Raises: see `score`.
         """

@@ -1,7 +1,8 @@
-"""Runs the user's own code once: the program of the process in which a start tries it.
+"""Runs the user's own code once, before a run starts. This is the program of the child process that tries the code.
 
-It plays an episode and scores it. No model is loaded, because a script replaces the policy: it calls each tool of the
-user's own once, with made-up arguments, and then answers with the ground truth. `trial.py` starts this process.
+The program plays an episode and scores it. No model is loaded, because a script replaces the policy. The script calls
+each tool of the user's own once, with made-up arguments, and then answers with the ground truth. `trial.py` starts this
+process.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ T = TypeVar("T")
 ROOM = 1 << 20
 """The limits on the tokens of an episode and of each of its turns: more than a script needs."""
 NOT_OF_THE_USER = (RefusedError, EngineError, BusyError, UnavailableError)
-"""Errors of an episode for which other checks or the actor give the reason."""
+"""Errors of an episode that are not caused by the user's code. Other checks, or the actor, give their reasons."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ class Trying:
             except Exception as error:
                 if not limit.expired():
                     raise
-                # The cause was raised at the line that was interrupted. An environment has a thread of its own.
+                # The cause was raised at the line that was interrupted. An environment runs in a thread of its own,
+                # whose line `running_line` finds.
                 raise SlowError(own_line(error.__cause__ or error) or running_line()) from error
 
         return asyncio.run(limited())
@@ -192,8 +194,8 @@ class Trying:
                 raise ConfigError(_refusal(key, place, error, _calls(shown))) from error
 
     def _by_rules(self, task: Task, trajectory: Trajectory, answer: str | None, deadline: float) -> Message:
-        """The total of the rules for the episode, or for the episode with another `answer`, and the names of the rules
-        that gave a number."""
+        """Score the episode by the rules, with its own answer or with another `answer`. The result has the total, and
+        the names of the rules that gave a number."""
         plain = rule_input(task, trajectory, self._stage.tokenizer(), self._scoring.strip_thoughts)
         given = replace(plain, sandbox=self._sandbox, deadline=deadline)
         if answer is not None:
@@ -264,7 +266,7 @@ def load(settings: Mapping[str, Any]) -> Answering:
         partial(open_runner, config),
     )
     _import_all(stage, config.actor, config.scoring)
-    # Processes that the code starts must not inherit it.
+    # Processes that the user's code starts must not inherit this descriptor.
     os.set_inheritable(settings["running"], False)
     sandbox, running = open_sandbox(config.actor.sandbox), Note(settings["running"])
     return Trying(stage, config.actor, config.scoring, sandbox, settings["limit_s"], running.write)
@@ -277,7 +279,7 @@ def _import_all(stage: TrialStage, actor: ActorConfig, scoring: ScoringConfig) -
     if not actor.played_by:
         opened += [partial(OwnCode.of, actor), partial(load_interactions, actor.interactions)]
     for each in opened:
-        # The first request that needs it raises the error again.
+        # If an import fails, the first request that needs it raises the error again.
         with suppress(Exception):
             each()
 

@@ -159,8 +159,8 @@ class HeldParts:
     """The parts of a cluster that a run reserves: a placement group for each pool, and one for the replay.
 
     If a host dies, Ray moves its part to another host as soon as one has room. Only the replay's part waits for the
-    host of its store. This is the host with the custom resource `resource`, if it is given, or else the host on which
-    the replay ran first, whose address is in the file `remembered`. Raises StoppedError; ConfigError: the cluster
+    host of its store. If `resource` is given, this is the host with that custom resource. Otherwise it is the host on
+    which the replay ran first, whose address is in the file `remembered`. Raises StoppedError; ConfigError: the cluster
     cannot provide the parts.
     """
 

@@ -80,8 +80,8 @@ class HostedRole(OnNode):
         """Start `command`, but with this node's Python as its first word, and the heartbeat that `environment` names.
         The role sees the GPUs with the names `gpus`; `None`: all GPUs.
 
-        If an earlier Ray actor of the role was killed on this node, its process may save for minutes, and this waits
-        until it has ended. Raises UnavailableError: it does not end."""
+        If an earlier Ray actor of the role was killed on this node, the role's earlier process may save for minutes.
+        This method first waits until that process has ended. Raises UnavailableError: the process does not end."""
         visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         with starting_alone(Path(environment[HEARTBEAT_VARIABLE])):
             self._process = start_child([sys.executable, *command[1:]], Path(log_file), {**environment, **visible})

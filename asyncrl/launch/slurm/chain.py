@@ -31,7 +31,7 @@ STOPPED_FILE = "stopped-chain"
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """The `number`-th of the `count` jobs of a chain, which all have its `id`."""
+    """The `number`-th of the `count` jobs of the chain `id`."""
 
     id: str
     number: int

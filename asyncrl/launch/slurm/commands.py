@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError, UnavailableError
 JOB_VARIABLE = "SLURM_JOB_ID"
 SEED_VARIABLE = "SLURM_ARRAY_TASK_ID"
 OF_THE_JOB = ("NTASKS", "NPROCS", "TASKS_PER", "CPUS_PER", "GPUS_PER_TASK", "TRES_PER_TASK", "DISTRIBUTION", "MEM_")
-"""Prefixes, after SLURM_, of variables that pass options of the job on to each step."""
+"""Beginnings of the names of variables, after SLURM_. Each step would take options of the job from these variables."""
 COMMAND_S = 60.0
 
 

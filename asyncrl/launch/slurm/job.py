@@ -1,8 +1,7 @@
 """`python -m asyncrl.launch.slurm.job KEY=VALUE ...`, which the batch scripts in `launchers/` call: a run in a job.
 
-It runs `asyncrl train cluster.launcher=slurm`, and requeues the job when its time is over: shortly before, Slurm sends
-SIGUSR1. Then all roles stop, the learner saves a checkpoint, and the job is requeued. The run resumes when Slurm starts
-the job again.
+It runs `asyncrl train cluster.launcher=slurm`. Slurm sends SIGUSR1 shortly before the job's time is over. Then all
+roles stop, the learner saves a checkpoint, and the job is requeued. The run resumes when Slurm starts the job again.
 
 In a job array each task is a separate run, with the task's number as its seed and at the end of its name. A job of a
 chain (`chain.py`) is not requeued: the next job resumes. With `cluster.launcher=ray` the run uses the nodes of the
@@ -58,8 +57,8 @@ from asyncrl.version import VERSION
 log = logging.getLogger("asyncrl.slurm")
 
 DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
-"""Options that come before the user's options, which may change them. Free ports are chosen, because several jobs may
-share a node."""
+"""Options that come before the user's options, so that the user's options can replace them. Free ports are chosen,
+because several jobs may share a node."""
 OPTIONS = ("-c", "--cfg", "--config-dir")
 """The options of every command that takes KEY=VALUE."""
 USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job
@@ -153,7 +152,7 @@ class Job:
             return "the next job of the chain resumes it"
         if self._link is None and not is_stopped_by_hand:
             return "Slurm runs this job again, which resumes it"
-        return "sbatch with the words of this job resumes it"
+        return "submit this job again by sbatch, with the same words"
 
 
 def requeue_this_job() -> int:

@@ -170,7 +170,8 @@ class SlurmLauncher:
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
         """Start a role: see `role_process.Start`."""
         self._lead_to_attempt(log_file)
-        # The step itself chooses among the GPUs that it sees, which are all GPUs of the node if Slurm manages none.
+        # The step itself chooses among the GPUs that it sees. If Slurm does not manage GPUs, it sees all GPUs of the
+        # node.
         others = {name: value for name, value in environment.items() if name != GPU_VARIABLE}
         return _Step(self.role_command(role), self._job.nodes[self._roles[role.name].node].name, log_file, others)
 
@@ -227,7 +228,7 @@ class _Step:
     lease_s = 0.0
 
     def __init__(self, command: Sequence[str], node: str, log_file: Path, environment: Mapping[str, str]) -> None:
-        # The role may be on another node, whose GPUs it finds itself.
+        # The role may be on another node. There it chooses the CPUs near its GPUs itself.
         self._srun = start_child(command, log_file, environment, near_gpus=False)
         self.pid, self.host = self._srun.pid, node
         self.identity = ProcessIdentity.of(self.pid)

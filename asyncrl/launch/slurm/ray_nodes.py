@@ -55,8 +55,8 @@ def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
 
 
 def ask_for_token(run_dir: Path, environment: MutableMapping[str, str]) -> None:
-    """Make Ray nodes and clients with this `environment` use the run's token, which is made if it is missing. Nothing
-    changes if the environment already restricts who may connect."""
+    """Change `environment` so that the Ray nodes and clients that get it use the run's token. The token is made if it
+    is missing. Nothing changes if the environment already restricts who may connect."""
     if any(name in environment for name in AUTH_VARIABLES):
         return
     file = run_dir.absolute() / TOKEN_FILE

@@ -132,7 +132,7 @@ def test_a_python_for_servers_is_tried_before_there_is_a_run(
         (
             "./old",
             "ok",
-            "./old has SGLang 0.5.17; each push of new weights interrupts its requests (not from 0.5.22 on)",
+            "./old has SGLang 0.5.17; before 0.5.22, each push of new weights interrupts its requests",
         ),
         ("./without", "problem", "./without: No GPU"),
         ("./mute", "problem", "./mute: it did not print the version of SGLang, as a Python would"),

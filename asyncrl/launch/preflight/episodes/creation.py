@@ -1,6 +1,6 @@
 """Creates the tools or the environments of tasks before a run starts, and starts simulated users, as episodes would.
 
-The user's own code does so in the process of a `TrialProcess`.
+The user's own code runs in the child process of a `TrialProcess`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncrl.train")
 
 MANAGER_START_S = 60.0
-"""A reward manager is not tried if it takes longer to start, such as one that loads a large model."""
+"""A reward manager is not tried if its start takes longer than this, for example because it loads a large model."""
 FOUND = "an episode that was played before the start found this"
 
 

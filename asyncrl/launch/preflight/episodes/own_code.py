@@ -88,7 +88,8 @@ def _names(rules: Any) -> list[Any]:
 
 
 def own_scorers(scoring: ScoringConfig, task: Task) -> dict[str, str]:
-    """The user's own code that scores the task: its key and place as messages name it, by the kind of scores.
+    """The user's own code that scores the task, by the kind of its scores. A value is the key and the place of the
+    code, as messages show them.
 
     A model is left out if `path` names one, or if it runs on a GPU, because loading it may take long.
     """

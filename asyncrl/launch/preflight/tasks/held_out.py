@@ -22,7 +22,7 @@ COMPARED = 20_000
 def warn_of_shared_tasks(train: Sequence[str], held_out: Sequence[str] | None, files: Sequence[TaskFile]) -> None:
     """Log a warning if `data.eval` names the sources of `data.train`, or if tasks of both have the same prompt.
 
-    `files` has the tasks of `data.train`, and then those of `data.eval` if its sources are others. Of a large file,
+    `files` has the tasks of `data.train`, followed by those of `data.eval` if it names other sources. Of a large file,
     only COMPARED tasks are read, evenly spread over its rows. A prompt that several held-out tasks have is not
     compared, since something else tells these tasks apart, such as their environment.
     """

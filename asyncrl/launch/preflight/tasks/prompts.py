@@ -1,5 +1,5 @@
-"""Measures prompts before anything starts: those of all tasks if the options for long prompts need it, and otherwise a
-sample, which shows an `actor.max_tokens` that is too small."""
+"""Measures prompts before anything starts. If the options for long prompts need it, all prompts are measured. Otherwise
+only a sample is measured, to find an `actor.max_tokens` that is too small."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ REFUSED_SHARE = 0.5
 def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile], NDArray[np.int32]]) -> None:
     """Measure the prompts if the configuration needs it, and log how many tasks `data.filter_overlong` leaves out.
 
-    `measure` is `prompt_lengths` with the run's configuration. Raises DataError: a prompt is too long, and the
-    configuration allows neither to leave it out nor to cut it, or no task is left; StoppedError: the command was
-    stopped meanwhile.
+    `measure` is `prompt_lengths` with the run's configuration. Raises DataError: no task is left, or a prompt is too
+    long and the configuration allows neither to leave it out nor to cut it; StoppedError: the command was stopped
+    meanwhile.
     """
     limit = data.max_prompt_length
     if limit is None or not (data.filter_overlong or data.truncation == "error"):

@@ -1,6 +1,7 @@
 """Reads the files of a run's tasks before the checks that load torch, so that a wrong column is told at once.
 
-Sources that make tasks are only compared: held-out tasks must not be training tasks.
+Sources that generate their tasks are not read. They are only compared, because held-out tasks must not be training
+tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def read_files(tasks: RunTasks) -> dict[str, TaskFile]:
     both are the same tasks, only `data.train` is in the result.
 
     Missing files are left to other checks. Raises DataError, with a line for each key: its files cannot be used, or its
-    sources make training tasks again.
+    held-out sources generate training tasks.
     """
     data, read, problems = tasks.data, dict[str, TaskFile](), list[str]()
     missing = missing_data(data, None)

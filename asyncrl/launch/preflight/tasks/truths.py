@@ -78,7 +78,7 @@ def check_columns(rules: RuleSet, tasks: TaskFile, row: int, columns: Mapping[st
         rules.check(tasks[row])
     except MissingColumnError as error:
         names = tasks.columns_at(row) or error.columns
-        # `data.columns` makes no column of this name for a reward function.
+        # For a reward function, `data.columns` cannot give another column the name `prompt`.
         found = {each: None if each == "prompt" else alike(each, names) for each in error.missing}
         known = {field: column for field, column in found.items() if column is not None}
         default = "give the parameter a default value"

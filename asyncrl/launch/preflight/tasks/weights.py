@@ -1,4 +1,5 @@
-"""Checks that every data source in `data.weights` has tasks, before the replay refuses the tasks at its start."""
+"""Checks that every data source in `data.weights` has tasks. Without this check, the replay would refuse them later, at
+its own start."""
 
 from __future__ import annotations
 
