@@ -22,8 +22,8 @@ BEST = "best"
 
 
 def checkpoint_of(run: Path, learner: LearnerConfig, steps: int | str | None) -> FinishedSteps:
-    """The checkpoint after `steps` learner steps. With BEST it is the checkpoint with the best evaluation, with None
-    the newest.
+    """The checkpoint after `steps` learner steps. With BEST it is the checkpoint with the best evaluation. With None it
+    is the newest checkpoint.
 
     Raises CheckpointError: the checkpoint does not exist (then the message lists those that do), or is damaged.
     """

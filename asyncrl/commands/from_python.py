@@ -65,7 +65,7 @@ class RunView:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The numbers of the summary that the launcher wrote when it last ended; empty if it wrote none."""
+        """The numbers of the summary that the launcher wrote when the run last ended; empty if it wrote none."""
         return self._reader.summary()
 
     @property
@@ -150,9 +150,9 @@ def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str 
     """Train to the end, as `asyncrl train` does, and return the run. A second call with the same `run.name` resumes it.
 
     `values` have keys of docs/configuration.md, such as `{"model.path": "...", "learner.steps": 20}`. A function or
-    class means its dotted path, as in `{"scoring.rule": rewards.score}`. `words` are
-    written as on a command line, such as `"algorithm=dapo"`, and win over `values`. If the call is interrupted (by
-    Ctrl-C, or by a notebook's stop button), it stops the run cleanly, with a checkpoint, before it ends.
+    class is replaced by its dotted path, as in `{"scoring.rule": rewards.score}`. `words` are written as on a command
+    line, such as `"algorithm=dapo"`, and win over `values`. If the call is interrupted (by Ctrl-C, or by a notebook's
+    stop button), it stops the run cleanly, with a checkpoint, before it ends.
 
     Raises ConfigError or DataError: the configuration or the data cannot be used; the message has a line for each
     mistake. Raises AsyncrlError: the run failed.

@@ -36,7 +36,8 @@ from asyncrl.runs.run import Run
 
 MOST_THREADS = 4
 SHOWS_CONFIGURATION = ("-c", "--cfg")
-"""Options with which the demo only prints its configuration. The files that it names may not be prepared yet."""
+"""Options with which the demo only prints its configuration. The files that the configuration names may not be prepared
+yet."""
 
 
 def run(config: TrainConfig, as_json: bool = False) -> int:
@@ -74,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
         return role_main(train_and_show, [*prepared_overrides(prepared_files(CACHE, SEED)), *words])
     if given.model_only is not None:
         return _make_model(given.model_only)
-    # The command line is checked before the files are prepared. So the check gets this file in place of each of them.
+    # The command line is checked before the files are prepared. So the check gets this Python file in place of each
+    # prepared file.
     checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *words]
     if without_option(checked)[1]:
         return run_or_plan(train_and_show, checked)

@@ -1,5 +1,5 @@
-"""The demo's tokenizer: one token for each byte, so that any text can be encoded and decoded without a change, and one
-for each fixed phrase.
+"""The demo's tokenizer: one token for each byte, and one for each fixed phrase. Any text can be encoded and decoded
+without a change.
 
 The chat template has Qwen's form: `<|im_start|>role ... <|im_end|>`, hermes tool calls, and tool results as
 `<tool_response>` in a user turn. Consecutive tool results share a turn. To keep prompts short, tools are listed only by
@@ -80,8 +80,8 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(own: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
-    """Build the tokenizer, which is the same at every call. Its EOS token ends a turn. `own` replaces the demo's own
-    phrases by another task's.
+    """Build the tokenizer, which is the same at every call. Its EOS token ends a turn. `own` has the phrases of another
+    task, which replace the demo's own phrases.
     """
     phrases = _PHRASES if own is None else (*(each for each in _PHRASES if each not in _OF_THE_DEMO), *own)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -36,7 +36,7 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
     """A transcript with well-formed calls and exact copying, but with operations in random order.
 
     Sums come first a little more often than products. Otherwise, for some seeds, the greedy policy would follow the
-    right order by chance. So the untrained accuracy is 0.3 to 0.55 for every seed.
+    right order by chance. With this preference for sums, the untrained accuracy is 0.3 to 0.55 for every seed.
     """
     messages: list[Message] = [*opening(expression)]
     while expression.operators:

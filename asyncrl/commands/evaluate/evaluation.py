@@ -127,8 +127,8 @@ def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Pa
 
 
 def _name_of(model: str) -> str:
-    """The model's part of a folder's name. A run writes its model into a folder `model`, so it also has the run's
-    name."""
+    """The model's part of a folder's name. A run writes its model into a folder `model`. For such a folder, this part
+    also has the run's name."""
     path = Path(model)
     return f"{path.parent.name}-{path.name}" if path.name == "model" and path.parent.name else path.name
 

@@ -94,7 +94,7 @@ class EvaluationRequest:
         )
         network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
         observe = replace(config.observe, sinks=["console"], upload=[])
-        # The run's limit is for its own held-out tasks. A word may set one for others.
+        # The run's limit is for its own held-out tasks. For other tasks, a word may set a limit.
         limit = config.data.eval_limit if list(self.data) == config.data.eval else None
         data = replace(config.data, eval=list(self.data), eval_limit=limit)
         sections = asdict(replace(config, cluster=cluster, network=network, observe=observe, data=data))

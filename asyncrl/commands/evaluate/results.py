@@ -2,7 +2,7 @@
 lengths, pass@k, best@k, maj@k and failures.
 
 An attempt is right if its outcome is at least a threshold. `replay.estimates` computes the three estimates at k, from
-the tasks with at least k scored attempts. A failed attempt counts as failed, and in no mean or estimate.
+the tasks with at least k scored attempts. A failed attempt only counts as failed. Means and estimates leave it out.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def _published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors. A copy replaces each tensor that begins at the same memory address as an earlier one.
+    """The tensors, with a copy in place of each tensor that begins at the same memory address as an earlier one.
 
     If several tensors share memory, transformers writes only one of them, and expects that the model ties them.
     """

@@ -84,8 +84,8 @@ class FsdpShards:
         return tensors
 
     def _has_other_parts(self, name: str) -> bool:
-        """True if the ranks have different parts of a sharded tensor, apart from the copies that its replicas
-        explain."""
+        """True if the ranks have different parts of a sharded tensor. Ranks on which the placements replicate the same
+        part are expected to have equal parts."""
         shards = [state[name] for state in self._states]
         parts = [_local(each).reshape(-1).view(torch.uint8).numpy() for each in shards if _local(each).numel()]
         return len({xxh3_64_intdigest(each.data) for each in parts}) * _count_of_copies(shards[0]) >= len(parts)

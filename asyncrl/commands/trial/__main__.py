@@ -7,8 +7,8 @@ of engine.urls (engine.kind=sglang), which keeps its weights. With --answers a s
 FILE is one turn, as "TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}. A script needs
 no model; if model.path is set, tool calls are written in that model's format.
 
-Everything runs in this process, so a debugger can stop in an environment or a rule. Code that runs for over 5 s or that
-ends the process is named with its line. Nothing is stored.
+Everything runs in this process, so a debugger can stop in an environment or a rule. If your code runs for over 5 s or
+ends the process, a message names its line. Nothing is stored.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def open_engine(
     if engine.kind == "embedded":
         return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
     if engine.kind != "sglang":
-        # An engine for vLLM must join the server as an actor does, and this would end the requests of its other users.
+        # An engine for vLLM must join the server as an actor does. This would end the requests of the server's other
+        # users.
         raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
     if len(engine.urls) != 1:
         raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")

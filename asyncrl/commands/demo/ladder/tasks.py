@@ -3,8 +3,8 @@
 * `brackets-N`: expressions with N operations, so that an episode needs N decisions and an answer
 * `brackets`: 2 to 10 operations
 * `sparse`: 8 to 10 operations. Random choices of operators (`careless_value`) find the value in none of 24 tries
-* `undo`: 3 to 6 operations, and a second tool that undoes a step. Each task begins with a first step, which is wrong in
-half of the tasks
+* `undo`: 3 to 6 operations, and a second tool that undoes a step. Each task begins with a first step. If a wrong step
+is possible, the first step is wrong in half of the tasks
 """
 
 from __future__ import annotations
