@@ -23,7 +23,7 @@ In reading order:
 
 Facts that several views show:
 
-- `pace.py`, `elapsed.py`: the steps that are done, and the time that a run has run.
+- `pace.py`, `elapsed.py`: how many steps are done, and for how long a run has run.
 - `shares.py`: the shares of idle time. `scorers.py`: the scorers to which metrics of workers belong.
 - `failures.py`, `role_errors.py`: failures by their reasons, and the errors in logs.
 - `decoding.py`: token ids as text.

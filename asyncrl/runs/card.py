@@ -28,7 +28,7 @@ from asyncrl.version import VERSION
 
 CARD, PICTURE = CARD_FILES
 HERE = "."
-"""The model's path in a card that is in the model's folder."""
+"""The model's path in its card: the card is in the same folder."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DATASET = re.compile(r"(?:hf://datasets/|hub:)([\w.-]+/[\w.-]+)")
 SETTINGS = (
@@ -37,7 +37,7 @@ SETTINGS = (
     *("model.dtype", "actor.temperature", "actor.max_tokens", "replay.max_lag", "run.seed"),
 )
 VERL = "verl"
-"""The value of `actor.agent` with which agent loops of verl play."""
+"""The value of `actor.agent` for agent loops of verl."""
 FUNCTIONS = "function_tool_path"
 BRING_TOOLS = (
     *("actor.agent", "actor.agent_command", "actor.agent_sessions"),
@@ -66,8 +66,8 @@ class TrainedModel:
 
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
-    """Write the card and its picture into the folder of the model that a run exported after `steps` steps, or at the
-    run's end if `steps` is None. Return False, and replace nothing, if the folder has a card that somebody wrote.
+    """Write the card and its picture into `folder`, which has the model that a run exported after `steps` steps (None:
+    at its end). If somebody wrote or changed the card in the folder, replace nothing and return False.
 
     Raises ConfigError: the run's configuration cannot be read; OSError: a file cannot be read or written.
     """
@@ -305,14 +305,14 @@ def _listed(value: Any) -> list[str]:
 
 
 def _last(path: str) -> str:
-    """The last part of a local path, since the whole path would tell about the machine. An address of the hub stays
-    whole."""
+    """The last part of a local path, since the whole path may show private names of the machine. An address of the hub
+    stays whole."""
     return path if path.startswith(("hf://", "hub:")) else Path(path).name
 
 
 def _tools(model: TrainedModel) -> list[str]:
-    """The names of the tools that the policy could call, and of files of tools. Empty if an agent or an environment
-    brings the tools, since the configuration does not list those."""
+    """The names of the tools that the policy could call, and of files that define tools. Empty if an agent or an
+    environment brings its own tools, since the configuration does not list such tools."""
     values = model.values
     if values["actor.agent"] == VERL:
         turns: Any = values["actor.agent_options"]
@@ -326,7 +326,8 @@ def _tools(model: TrainedModel) -> list[str]:
 
 
 def _loops(model: TrainedModel) -> list[str]:
-    """The agent loops of verl that played the episodes, or the file that lists them."""
+    """The default agent loop of verl, and the name of the file that lists further loops, if there is one. Empty if no
+    loops of verl played the episodes."""
     if model.values["actor.agent"] != VERL:
         return []
     options = model.values["actor.agent_options"]

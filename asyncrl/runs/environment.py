@@ -46,9 +46,9 @@ class Environment:
     - `cores` is the number of cores that the process may use.
     - `memory` is the memory of the host in bytes.
     - `gpus` has a line for each GPU: its name and its memory.
-    - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files in it differ from the commit, or by
-      `+unknown` if git did not say so in time. It is empty if asyncrl was not started from a checkout.
-    - `packages` maps the name of each package of PACKAGES that is installed to its version.
+    - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files differ from the commit. It is
+      followed by `+unknown` if git failed to compare the files, or took too long. It is empty without a checkout.
+    - `packages` has the version of each installed package of PACKAGES, by the name of the package.
     """
 
     time: float = 0.0
@@ -68,7 +68,7 @@ class Environment:
 def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> None:
     """Add this start to the record in a run's folder. If the file cannot be written, this only logs a warning."""
     try:
-        # A record that the disk cannot read now must not be written over. One with wrong contents may be.
+        # A file that cannot be read now may be intact, so it is not replaced. A file with wrong contents is replaced.
         (folder / ENVIRONMENT_FILE).read_bytes()
     except FileNotFoundError:
         pass

@@ -11,7 +11,7 @@ from asyncrl.replay.store.transaction import Transaction
 from asyncrl.text import kind_of
 
 EPISODE, SCORING, SKIPPED_PLAN = KINDS = ("episode", "scoring", "skipped plan")
-"""The kinds of dead letters, by what was given up. Letters of episodes have no trajectory."""
+"""The kinds of dead letters, by what was given up. A dead letter of an episode has no trajectory."""
 GIVEN_UP = "given up"
 """The word for trajectories that are dead letters: they could not be scored, or were left out by hand."""
 
@@ -28,7 +28,7 @@ def _kind(tx: Transaction, name: str, letter: DeadLetter) -> str:
 
 
 def shown_end(name: str) -> str:
-    """The word for a final state of trajectories. "Dead" would also be the word for failed attempts at episodes."""
+    """The word for a final state of trajectories. It is not "dead", since failed attempts at episodes are dead, too."""
     return GIVEN_UP if name == TrajectoryState.DEAD else name
 
 

@@ -94,8 +94,8 @@ class FineTuningSummary:
     - `steps`, `steps_kept`, `planned_steps`, `errors`, `elapsed_s`, `files`, `next`: as in `RunSummary`.
     - `loss` has the means over the first and over the last `averaged` steps; `None` without a step.
     - `held_out_loss` has the values of the first and of the last evaluation; `None` without an evaluation.
-    - `epochs` are the passes through the demonstrations. `tokens_per_s` is the number of trained tokens per second of
-      the steps.
+    - `epochs` is the number of passes through the demonstrations. `tokens_per_s` is the number of trained tokens,
+      divided by the seconds of all steps.
     """
 
     run: str

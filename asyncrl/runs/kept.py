@@ -56,7 +56,7 @@ class KeptEpisodes:
         """The kept episodes of a step with these ids, except those that were deleted. Raises StoreError: a file is
         damaged."""
         wanted = set(names)
-        # One name of each kind, trained and held out, decides which file is read.
+        # For trained and for held-out episodes, one name each is enough to choose the file.
         kinds = {is_evaluation(name): name for name in wanted}
         return [each for name in kinds.values() for each in self._read(step, name, lambda row: row.id in wanted)]
 

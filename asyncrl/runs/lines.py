@@ -68,7 +68,7 @@ class LineFile:
         return LineSpan(self.whole.file, offset if same else 0, self.whole.end)
 
     def lines(self, span: LineSpan) -> Iterator[bytes]:
-        """Every line of the span, without its end."""
+        """Every line of the span, without its newline."""
         pieces, offset = [b""], span.start
         while offset < span.end:
             data = os.pread(self._descriptor, min(BLOCK, span.end - offset), offset)
@@ -95,7 +95,7 @@ class LineFile:
         return list(filter(None, (parsed(self._line(begin, span)) for begin in begins)))
 
     def oldest(self, count: int) -> list[Row]:
-        """The first rows."""
+        """The first `count` rows."""
         return list(islice(self.rows(self.whole), count))
 
     def newest(self, count: int) -> list[Row]:
@@ -178,7 +178,7 @@ def open_lines(path: Path) -> Iterator[LineFile | None]:
         yield None
         return
     except OSError as error:
-        # A socket cannot be opened.
+        # Opening a socket raises ENXIO. A socket counts as no file.
         if error.errno != errno.ENXIO:
             raise
         yield None
@@ -190,7 +190,7 @@ def open_lines(path: Path) -> Iterator[LineFile | None]:
 
 
 def each_line(path: Path) -> Iterator[bytes]:
-    """Every line of a file, without its end; none if the file does not exist."""
+    """Every line of a file, without its newline; none if the file does not exist."""
     with open_lines(path) as file:
         if file is not None:
             yield from file.lines(file.whole)

@@ -1,4 +1,4 @@
-"""Shows rows of values on a terminal: a bar and a table that change in place, or elsewhere a line every few seconds."""
+"""Shows rows of values: on a terminal a bar and a table that change in place, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 

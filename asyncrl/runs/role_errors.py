@@ -1,7 +1,7 @@
 """Finds the errors in the logs of a run's roles. Errors that differ only in numbers count as one.
 
-It also finds the roles that wait for room on a full disk, which log an error when the wait begins. The wait ends with a
-later line about the same file or folder.
+It also finds the roles that wait for room on a full disk. A role logs an error when such a wait begins. The wait ends
+with a later line about the same file or folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_KINDS = 100
 MOST_BYTES = 64 << 20
 """The number of bytes at the end of a log that are searched when the log is read for the first time."""
 RECENT_BYTES = 1 << 20
-"""The same number for views of the present, which need only the newest errors."""
+"""The number of these bytes for views that show only the newest errors."""
 RECENT_S = 600.0
 _LINE = rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ %s [\w.-]+: (.*)"
 _ERROR = re.compile(_LINE % rb"(?:ERROR|CRITICAL)")
@@ -56,7 +56,7 @@ class RoleError:
 
 @dataclass(frozen=True, slots=True)
 class RoomWait:
-    """A role has waited since `since`, in seconds since 1970, for room on a disk to write `what`."""
+    """A role waits for room on a disk to write `what`. The wait began at `since`, in seconds since 1970."""
 
     role: str
     what: str

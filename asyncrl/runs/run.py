@@ -107,8 +107,8 @@ class Run:
         try:
             return yaml.load(text, _LOADER)
         except yaml.YAMLError:
-            # The loader in C refuses half of a surrogate pair, which a name may have. The other loader takes a second
-            # for lists in very many lists.
+            # The loader in C refuses half of a surrogate pair, which a name may have. The other loader is used only
+            # then, since it takes a second for very deeply nested lists.
             if not _HALF_PAIR.search(text):
                 raise
             return yaml.safe_load(text)
@@ -136,8 +136,8 @@ class Run:
         return result if isinstance(result, str) else ""
 
     def solved(self) -> str:
-        """The sentence with which the learner ended the run because the policy solves the tasks; empty if it did
-        not."""
+        """The learner's sentence about the end of the run, if it ended the run because the policy solves the tasks;
+        else empty."""
         with suppress(FileNotFoundError):
             return (self.folder / SOLVED_FILE).read_text(errors="replace")
         return ""
@@ -165,7 +165,7 @@ class Run:
     # The rows of metrics: each role has a file.
 
     def metrics_files(self) -> dict[str, str]:
-        """The roles that have written metrics, each with a word that changes when its file does."""
+        """Map each role that has written metrics to a text that changes when the role's file changes."""
         try:
             with os.scandir(metrics_file(self.folder, "").parent) as entries:
                 files = [entry for entry in entries if entry.name.endswith(".jsonl") and entry.is_file()]
@@ -210,7 +210,7 @@ class Run:
         return list(measured(newest_rows(metrics_file(self.folder, role), count)))
 
     def newest_values(self, role: str) -> Row:
-        """The last row of a role with all of its values, also texts; empty if the role has no row."""
+        """The last row of a role with all of its values, including texts; empty if the role has no row."""
         return next(iter(newest_rows(metrics_file(self.folder, role), 1)), {})
 
     def tail(self, role: str, recent: int = 1) -> Tail:
@@ -218,7 +218,7 @@ class Run:
         return Tail(metrics_file(self.folder, role), recent, only_numbers=True)
 
     def raw_tail(self, role: str) -> Tail:
-        """A reader of all values that a role has written and will write, also texts."""
+        """A reader of all values, including texts, that a role has written and will write."""
         return Tail(metrics_file(self.folder, role))
 
     def open_rows(self, role: str) -> AbstractContextManager[LineFile | None]:

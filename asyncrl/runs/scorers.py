@@ -1,5 +1,5 @@
-"""The metrics of scorers. A scorer has a worker for each shard of the replay. With several shards, each worker writes a
-file."""
+"""The metrics of scorers. A scorer has a worker for each shard of the replay. With several shards, each worker writes
+its own file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def process_of(role: str) -> str:
 def idle_of_workers(shares: Iterable[float]) -> float:
     """The share of time in which a scorer was idle, from the shares of its workers.
 
-    The workers run at the same time, and the scorer is idle while all of them are. When each was idle is unknown, so
-    this takes them as independent.
+    The workers run at the same time, and the scorer is idle while all of them are idle. The times at which each worker
+    was idle are unknown, so this assumes that the workers are idle independently of each other.
     """
     return math.prod(shares)

@@ -18,7 +18,7 @@ class ViewSettings:
     - `servers`: the configured number of servers; None if it is not configured;
     - `per_gpu`: the number of servers on each GPU; None if a GPU cannot have several;
     - `keys`: the folder of CURVE keys (network.keys); None if the run has no keys;
-    - `unread`: the scores that change nothing, each with advice (see `config.unread`);
+    - `unread`: the scores that have no effect on the training, each with advice (see `config.unread`);
     - `can_mask`: true if the run may train on a group and leave out its tokens that are too old.
     """
 

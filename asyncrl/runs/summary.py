@@ -72,28 +72,29 @@ class RunSummary:
     - `reward`, `outcome` and `entropy` are means over the first and over the last `averaged` steps; `None` without any
       step.
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
-      the entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
-    - `trajectories` counts training trajectories by their final state; `unused` counts those without one.
+      the entry `failed` has the numbers of episodes that these means leave out. Without an evaluation it is empty.
+    - `trajectories` counts training trajectories by their final state. The entry `unused` counts the trajectories
+      without a final state.
     - `decided` has the number, mean length, turns and reward of the decided episodes by their end
       (`asyncrl.replay.batches.selection`).
-    - `old_groups` has the numbers of sampled tokens that were thrown away with their group as too old
-      (`tokens_evicted`) or masked as too old (`tokens_masked`), and their shares of the accepted tokens (`evicted`,
-      `masked`). The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
+    - `old_groups` has the number of sampled tokens that were thrown away because their group was too old
+      (`tokens_evicted`), and of tokens that were masked as too old (`tokens_masked`). `evicted` and `masked` are their
+      shares of the accepted tokens. The learner waited for old groups for `waited_s` seconds, and `wait_limits` of its
       waits reached their limit.
     - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
-    - `dead_letters` counts the dead letters that are kept, by their kind. Each one of a scoring or of a skipped plan
-      stands for a trajectory that was given up.
+    - `dead_letters` counts the dead letters that are kept, by their kind. A dead letter of a scoring or of a skipped
+      plan is the record of a trajectory that was given up.
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
     - `changes` are the keys of the configuration that changed when the run resumed, each with the first step that used
       the new value.
     - `errors` are the errors in the logs of roles, each with its role and its count.
     - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
     - `shares` are the truncated share of the newest episodes, and the malformed share of the newest tool calls.
-    - `warnings` say what is wrong with the run, also those of its newest start. `remarks` say what else is worth
-      knowing.
-    - `speed` has the seconds for which the first actor ran, sampled tokens a second and the largest lag. It also has
-      shares of the steps' time (the learner was idle, or waited for labels) and of the actors' time (their engines were
-      idle).
+    - `warnings` say what is wrong with the run. They include the warnings of its newest start. `remarks` say what else
+      is worth knowing.
+    - `speed` has the seconds of the actor that ran for longest, sampled tokens a second and the largest lag. It also
+      has shares of the steps' time (the learner was idle, or waited for labels) and of the actors' time (their engines
+      were idle).
     - `files` are the existing folders, by their content.
     - `next` has the commands to use next.
     """
@@ -201,7 +202,7 @@ class _Stored:
 
     @classmethod
     def of(cls, run: Run) -> _Stored:
-        """Raises StoreError: the store cannot be read."""
+        """Read the facts from the store of a run. Raises StoreError: the store cannot be read."""
         with run.stored() as stored:
             counts, letters = stored.counters(), stored.dead_letters()
             kinds = sum(stored.each(count_letters), Counter[str]())

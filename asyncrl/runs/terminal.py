@@ -168,8 +168,8 @@ def _count(values: Mapping[str, Any], name: str, unknown: float = 0) -> float:
 
 
 def _filter_rows(replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The reasons why filters refuse every group of a shard. A shard whose tasks are solved does not hold the run while
-    another one still has groups to train."""
+    """The reasons why filters refuse every group of a shard. While other shards still have groups to train, the run
+    goes on without the shards whose tasks are solved."""
     rows = [("filter", str(text)) for values in replays if (text := values.get("refusing"))]
     solved = [str(text) for values in replays if (text := values.get("solved"))]
     if solved and len(solved) < len(replays):

@@ -19,10 +19,10 @@ LARGEST_KL = {
     UPDATE: (0.2, "a single step changes the policy too much: lower learner.lr"),
     MISMATCH: (
         0.2,
-        "the engine samples from another policy than the learner trains. Usual are less than 0.01 if both have the "
-        "same weights. Check that they do (docs/weights.md), and that model, chat template and precision are the same "
-        "(model.dtype, engine.dtype, the arguments of servers). If the value was small at first, data of older "
-        "versions is too far off: lower learner.lr or replay.max_lag",
+        "the engine samples from another policy than the learner trains. Less than 0.01 is usual if both have the "
+        "same weights. Check that both have the same weights (docs/weights.md), model, chat template and precision "
+        "(model.dtype, engine.dtype, the arguments of servers). If the value was small at first, the policy has moved "
+        "too far from the older versions that sampled the data: lower learner.lr or replay.max_lag",
     ),
 }
 """The largest healthy mean of an estimate of a KL, in nats a token, and the advice for a larger one."""
@@ -45,14 +45,14 @@ def runaway_kl(seen: Evidence) -> Finding | None:
         values = values_of(rows, name)
         if len(values) == len(rows) > 0 and min(values) > limit:
             found = f"{NAMES[name]} was {fmean(values):.2g} nats a token in {steps_text(rows)}, far more than usual"
-            # A mismatch of exactly 0 means that the policy that sampled stands for the recomputed one.
+            # A mismatch of exactly 0 means that no policy was recomputed: the policy that sampled is used instead.
             from_sampling = name == UPDATE and set(values_of(rows, MISMATCH)) == {0.0}
             return Finding("kl", f"{found}: {FROM_SAMPLING if from_sampling else advice}")
     return _far_mismatch(seen)
 
 
 def _far_mismatch(seen: Evidence) -> Finding | None:
-    """Engine and learner disagreed in one of the newest steps, too far for any healthy run."""
+    """Engine and learner disagreed in one of the newest steps, and far more than in any healthy run."""
     known = {row["step"]: values[0] for row in seen.newest[-LONG_WINDOW:] if (values := values_of([row], MISMATCH))}
     step = max(known, key=known.__getitem__, default=None)
     if step is None or known[step] <= FAR_MISMATCH:

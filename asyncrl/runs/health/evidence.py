@@ -22,9 +22,9 @@ ACTOR_ROWS = 60
 """The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
 SCORER_ROWS = 12
 STALE_S, STALE_VERSIONS = 60.0, 3
-"""An actor counts as ended, and is left out, if its newest row is too old in two ways, compared with the newest row of
-all actors: by STALE_S, and by STALE_VERSIONS of the policy that it served. The time alone is not evidence, since a
-host's clock may be ahead. The version alone is none either: small runs train many steps between two rows."""
+"""An actor counts as ended, and is left out, if its newest row is older than the newest row of all actors in two ways:
+by more than STALE_S seconds, and by more than STALE_VERSIONS policy versions. The time alone is not evidence, since a
+host's clock may be ahead. The version alone is not evidence, since small runs train many steps between two rows."""
 TRUNCATED = (("truncated",), ("episodes",))
 MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
 """Each is two groups of an actor's counters. A share is the sum of the first group, divided by that of the second."""
@@ -40,16 +40,16 @@ class Evidence:
     """The rows of a run at one moment. A row lacks the metrics that its role has not measured.
 
     - `folder`: the run's folder, for the commands in sentences.
-    - `first`, `newest`: consecutive rows of trained steps at the beginning and at the end; `spread`: rows of the whole
-      run. `evaluations`: rows in the order of their steps, the first and the last among them.
+    - `first`, `newest`: consecutive rows of trained steps at the beginning and at the end; `spread`: rows that are
+      evenly spread over the whole run. `evaluations`: the first, the last and other evaluations, by step.
     - `actors`: the newest rows of each actor.
     - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and `solved` are texts of the
       replay.
-    - `selection`: the decided episodes.
-    - `scores`: the newest mean of each score that is not always 0. `unread`: maps the name of each score that
-      changes nothing to advice.
+    - `selection`: sums over the decided episodes (`asyncrl.replay.batches.selection`).
+    - `scores`: the newest mean of each score that is not always 0. `unread`: advice by the name of the score, for
+      each score that has no effect on the training.
     - `group_size`: `None` if it is unknown.
-    - `is_running`: true if the run may still change. Then a few rows are not evidence.
+    - `is_running`: true if the run may still change. Then a few rows are not enough for a warning.
     """
 
     folder: str
@@ -129,9 +129,9 @@ def not_ended(actors: Sequence[Sequence[Row]]) -> list[Sequence[Row]]:
 def recent_counts(
     actors: Sequence[Sequence[Row]], part: Sequence[str], whole: Sequence[str], enough: float = ENOUGH
 ) -> tuple[float, float]:
-    """Sum the counters named in `part`, and those named in `whole`, over the newest work of all actors. Of each actor
-    this takes the fewest newest rows in which `whole` grows by the actor's share of `enough`. If no rows suffice, it
-    counts all work since the actor's newest start, at which the counters began at 0."""
+    """Sum the counters named in `part`, and those named in `whole`, over the newest work of all actors. For each actor,
+    this goes back in its rows until `whole` has grown by `enough`, divided by the number of actors. If it has not grown
+    so much, this counts all work since the actor's newest start, at which the counters began at 0."""
     parts = wholes = 0.0
     for rows in actors:
         now, since = (_sum(rows[-1], part), _sum(rows[-1], whole)), (0.0, 0.0)

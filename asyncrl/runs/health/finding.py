@@ -1,4 +1,4 @@
-"""What a rule finds about a run, and the steps that it looks at."""
+"""A finding of a rule about a run, and the choice of the steps that a rule looks at."""
 
 from __future__ import annotations
 

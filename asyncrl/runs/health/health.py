@@ -33,8 +33,8 @@ SOLVED = 0.95
 FEWEST_FOR_TREND = 30
 """The trend of the reward is judged from this number of steps on."""
 ENTROPY_FALL, LEAST_ENTROPY = 0.25, 0.02
-"""An entropy that was at least LEAST_ENTROPY nats at first has collapsed once it is below ENTROPY_FALL times its first
-value."""
+"""An entropy has collapsed if its first value was at least LEAST_ENTROPY nats, and it is now below ENTROPY_FALL times
+its first value."""
 ENTROPY_RISE, ENTROPY_RISE_BY = 2.0, 1.0
 """An entropy has run away if it has grown by more than the factor ENTROPY_RISE, and by more than ENTROPY_RISE_BY
 nats."""
@@ -247,7 +247,7 @@ def worse_held_out(seen: Evidence) -> Finding | None:
 
 
 def _age_of_data(seen: Evidence) -> str:
-    """The end of an advice, which names the age of the data if they are old."""
+    """The end of the advice: it names the age of the data if the data are old, and else is empty."""
     ages = values_of(seen.newest[-LONG_WINDOW:], "lag/mean")
     if not ages or fmean(ages) < OLD_DATA:
         return ""

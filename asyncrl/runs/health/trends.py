@@ -17,8 +17,8 @@ LARGEST = 1e100
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A value at the beginning and at the end. Chance rarely explains a difference above `noise`, which is usually two
-    standard errors of the difference; infinite if it is unknown."""
+    """A value at the beginning and at the end. Chance rarely explains a difference above `noise`. This is usually two
+    standard errors of the difference, and infinite if the error is unknown."""
 
     first: float
     last: float
@@ -63,8 +63,8 @@ def of_evaluations(rows: Sequence[Row], name: str) -> Trend | None:
 
 
 def since_best(rows: Sequence[Row], name: str) -> Trend | None:
-    """The trend from the evaluation with the largest share on. The best of many evaluations is better than the others
-    by chance, too, so its noise grows with their number."""
+    """The trend from the best evaluation, the one with the largest share, to the last one. The best of many evaluations
+    is the best partly by chance, so the noise grows with the number of evaluations."""
     known = _with(rows, name)
     if not known:
         return None
@@ -88,6 +88,6 @@ def _variance(row: Row, name: str) -> float:
 
 
 def values_of(rows: Sequence[Row], name: str) -> list[float]:
-    """The values of a metric, in order, without the ones whose sum or square may overflow."""
+    """The values of a metric, in order, without values so large that a sum or a square may overflow."""
     found = (finite(row.get(name)) for row in rows)
     return [value for value in found if value is not None and abs(value) <= LARGEST]

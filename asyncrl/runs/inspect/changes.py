@@ -60,12 +60,12 @@ def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> 
 
 
 def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], LiveReplay]) -> int:
-    """Mark the plan of `step`, the list of its trajectories, on every shard, so that the step trains nothing, even
-    after a restart. This is the last resort if the training of the step fails every time. Return the number of
-    trajectories that become dead letters. A running replay makes the change; otherwise this function changes the store.
+    """Make `step` train nothing, even after a restart: mark its plan, the list of its trajectories, on every shard.
+    This is the last resort if the training of the step fails every time. Return the number of trajectories that become
+    dead letters. A running replay makes the change; otherwise this function changes the store.
 
     Raises RefusedError: the step has no plan, or was trained; StoreError: the store cannot be opened;
-    UnavailableError: a replay serves the store, and does not answer.
+    UnavailableError: a replay serves the store, but does not answer.
     """
     with run.stored() as stored:
         live = connect(stored)

@@ -70,7 +70,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises ValueError: the text is none."""
+    """Parse a JSON object. Raises ValueError: the text is not a JSON object."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(f"{text!r:.100} is not a JSON object")

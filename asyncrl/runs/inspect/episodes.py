@@ -166,8 +166,8 @@ def list_episodes(
     `evaluation`, list only the episodes of that step or evaluation.
 
     `sort` is a key of `SORT_KEYS`: the largest values come first. Without `sort` the newest ids come first. `reverse`
-    reverses the order, but episodes without a value always come last. Without `sort` and `step`, only as many
-    trajectories as needed are read, but all dead letters. Raises RefusedError: the step has no plan.
+    reverses the order, but episodes without a value always come last. Without `sort` and `step`, this reads all dead
+    letters, but only as many trajectories as it needs. Raises RefusedError: the step has no plan.
     """
     if step is not None:
         plan = required_plan(stored, step)

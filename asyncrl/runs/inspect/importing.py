@@ -63,7 +63,7 @@ _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, pa.ArrowException, lmdb.BadValsizeError),
 )
-"""The errors that may be raised when a file is read that no export has written."""
+"""The errors that reading a file may raise if no export wrote the file."""
 
 T = TypeVar("T")
 
@@ -145,7 +145,8 @@ def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
 
 
 def _about(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """An export's words about itself. Raises ValueError: it has none, or another format."""
+    """The metadata of an export: its format, counters and changes. Raises ValueError: they are missing, or have another
+    format."""
     about = json.loads(metadata.get(METADATA, b"null"))
     if not isinstance(about, dict):
         raise ValueError(f"the metadata of {TRAJECTORIES_FILE} are missing")

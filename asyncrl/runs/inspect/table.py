@@ -26,7 +26,8 @@ SHOWN_CHARACTERS = 300
 NEWEST_IDS = 3
 MIB = 1 << 20
 REASONS = {"dead_letters": "{} dead letters", "evicted": "evicted", "filtered": "filtered groups"}
-"""Counts by reason, and their titles with room for the sum. A table of zeros is not shown."""
+"""The names of counts by reason, and the title of the table of each; the sum of the counts replaces `{}`. A table in
+which all counts are 0 is not shown."""
 
 
 def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
@@ -83,7 +84,7 @@ def step_view(
     step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]], kept: Sequence[str] = ()
 ) -> RenderableType:
     """A learner step for a terminal. `parts` has lists of episodes by title. Each episode comes with its last answer,
-    whose end is shown; the answer is `None` if its data was removed. The texts of the `kept` groups still
+    or `None` if its text was removed. Only the end of an answer is shown. The texts of the `kept` groups still
     exist."""
     head = Table(show_header=False, box=None, pad_edge=False)
     rows = {
@@ -172,7 +173,8 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _decided(status: Mapping[str, Any]) -> list[Table]:
-    """Tables of the decided episodes: means by end, and numbers by length. None if no episode is decided."""
+    """Tables of the decided episodes (`asyncrl.replay.batches.selection`): the means for each end (trained, evicted and
+    so on), and the number of episodes by length. No table if no episode is decided."""
     keys = ("decided", "by_length")
     decided, by_length = ({shown_end(end): each for end, each in status[key].items()} for key in keys)
     means = {end: {name: _number(mean) for name, mean in each.items()} for end, each in decided.items()}

@@ -34,7 +34,7 @@ class RunExtent:
     at: Sequence[float]
 
     def after(self, steps: float) -> float:
-        """The units after `steps` steps, by linear interpolation between known points."""
+        """The extent after `steps` steps, by linear interpolation between known points."""
         return float(np.interp(steps, self.steps, self.at))
 
 
@@ -48,7 +48,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A compared metric. Held-out metrics are known only after some steps. All other metrics come from training
+    """A compared metric. Held-out metrics have values only at evaluations. All other metrics come from training
     batches, and are noisy."""
 
     title: str
@@ -113,7 +113,7 @@ OLD_GROUPS = {
     "waited_s": "seconds of waits for old groups",
     "wait_limits": "waits for old groups that reached their limit",
 }
-"""Results that a comparison has only if a run has some: in some runs no group becomes too old."""
+"""Results that are left out if they are 0 in all compared runs: in some runs no group becomes too old."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ def read_run(name: str) -> ReportedRun:
 
 def _summary(run: Run, planned: int | None, done: int) -> tuple[str, RunSummary]:
     """The state of a run that has done `done` steps, and its summary: the written one if it covers all of them, else a
-    new one. A learner that was killed with its launcher has more steps than the summary of an earlier end.
+    new one. If the learner was killed together with its launcher, the written summary is of an earlier end, and
+    covers fewer steps.
     """
     running, written = run.is_running(), run.summary()
     if written and not running:

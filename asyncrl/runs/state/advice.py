@@ -22,7 +22,8 @@ wait."""
 SCHEDULER_BUSY = 0.9
 """A scheduler limits its server if it takes more than this share of a core. It is one thread of Python."""
 QUEUED = 8
-"""Fewer waiting requests are not a sign of a server that is too small: new requests wait for the next step anyway."""
+"""A server has too little room if at least this many requests wait. Fewer are normal: each new request waits for the
+next step."""
 SATURATED = 0.9
 """Actors limit their servers if their event loops use more than this share of a core each."""
 MUCH_TOO_OLD = 0.05
@@ -39,7 +40,7 @@ _WAITS_FOR = {
     "store": "room in the store",
     "old_groups": "groups that would have become too old",
 }
-"""The object of the learner's wait, for each cause."""
+"""The words for the thing that the learner waits for, by the cause of the wait."""
 
 
 def advise(seen: IdleShares, settings: ViewSettings) -> list[str]:
@@ -93,7 +94,7 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
         )
     elif cause == "old_groups":
         lag, old = settings.replay.max_lag, settings.replay.old_groups
-        kept = ", with replay.old_groups.mask=true, which trains what the shorter wait leaves"
+        kept = ", with replay.old_groups.mask=true, which trains groups without their tokens that are too old"
         kept = kept if settings.can_mask and old.mask is False else ""
         shorter = "set replay.old_groups.wait_s=0"
         if old.wait_s is not None:
@@ -169,7 +170,7 @@ def _served(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
         fewer = f"cluster.actors={seen.actors - 1}" if seen.actors > 1 else "fewer servers or GPUs for generation"
         yield (
             f"{waits}, while engines were idle for {seen.actors_idle:.0%}: use {fewer}, or give the "
-            f"learner more; a learner.batch_size above {settings.batch_size} also keeps them busy"
+            f"learner more GPUs; a learner.batch_size above {settings.batch_size} also keeps the engines busy"
         )
     if seen.scorers_idle is not None and seen.scorers_idle > SCORERS_IDLE and seen.scorers > 1:
         yield (

@@ -88,6 +88,6 @@ class LiveReplay:
 
         with ThreadPoolExecutor(self.shards) as threads:
             asked = list(threads.map(ask, range(self.shards)))
-        # Shards without an address share one reason.
+        # Shards without an address have the same reason, which is shown once.
         problems = dict.fromkeys(problem for _, problem in asked if problem)
         return [status for status, _ in asked], "; ".join(problems)

@@ -1,6 +1,6 @@
 """Describes the situation of a run at one moment as plain data, from its files, its stores and its replay's status.
 
-`stalls` derives from it which role waits for which.
+From this, `stalls` derives which role waits for which.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class ShardNow:
     - `pending`: the number of tickets (permissions to run an episode) that no actor has taken;
     - `waiting`: the number of episodes that no scorer has taken;
     - `actors`, `scorers`: the number of episodes that each actor or scorer holds;
-    - `needs`: the oldest policy version that may start any of the training episodes that each actor holds
-      (`asyncrl.replay.starts.fresh_starts`);
+    - `needs`: for each actor, the oldest policy version that may start at least one of the training episodes that it
+      holds (`asyncrl.replay.starts.fresh_starts`);
     - `silence_s`: the seconds since the last request of each actor and scorer;
     - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
     - `is_full`: true if the store is so full that no tickets are issued;
@@ -172,7 +172,7 @@ def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, Rol
     solved = [bool(live and live.get("solved")) for live in now.answers]
 
     def wanted(shard: int) -> int:
-        # A shard whose tasks are solved has no part in the steps that another shard still has groups for.
+        # While another shard still has groups to train, steps need no groups from a shard whose tasks are solved.
         return 0 if solved[shard] and not all(solved) else len(range(shard, groups, shards))
 
     return Situation(

@@ -173,8 +173,8 @@ def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
 
 
 def _actors(shard: ShardNow, now: Situation, version: int) -> list[Wait]:
-    """The reason why a shard's episodes take long. Their tickets need the weights of `version`, or the newer ones in
-    `shard.needs`."""
+    """The reason why a shard's episodes take long. An actor's tickets need the weights of `version`, or of the newer
+    version that `shard.needs` has for the actor."""
     actors = now.of("actor")
     if shard.failing:
         return [_failing(shard)]

@@ -64,7 +64,8 @@ class StoreSummary:
     - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     - `learner_step` is the step that the learner requested last.
     - `selection` counts the decided episodes (`asyncrl.replay.batches.selection`).
-    - `needs` has for each actor the oldest policy version that may start any of the training episodes that it holds.
+    - `needs` has for each actor the oldest policy version that may start at least one of the training episodes that it
+      holds.
     """
 
     counters: dict[str, int]
@@ -197,8 +198,8 @@ def describe(
     - `problem`: the reason why a shard does not answer, or how the run ended; `None` if there is neither.
     - `steps`: the number of recorded plans.
     - `tokens`: the numbers of sampled tokens, by the final state of their trajectories.
-    - `decided`: the number and the means of the decided episodes, by their end. `by_length`: how many have at least a
-      number of sampled tokens, but less than twice as many.
+    - `decided`: the number and the means of the decided episodes, by their end. `by_length`: for each end, the number
+      of episodes by length. The entry N counts those with N to 2N - 1 sampled tokens.
     - `rates`: `None` without `before`.
     - `admission`, `failed_handshakes`: `None` unless the run is running.
     - `readers`: processes that have read one snapshot for too long.

@@ -42,7 +42,7 @@ class Stalls:
     """The reasons why a run waits.
 
     - `waits`: the chain of waits;
-    - `advice`: sentences for the user; `None` after too few steps, and while a fault stops the run;
+    - `advice`: sentences for the user; `None` until enough steps are done, and while a fault stops the run;
     - `faults`: the roles that are silent or down, by name;
     - `errors`: the newest errors in the logs of roles, each with its age.
     """
@@ -105,7 +105,7 @@ class StallReader:
 
     def _with_room_wait(self, waits: Sequence[Wait]) -> list[Wait]:
         """The chain, down to the role that has waited for room on a disk for longest. If no log names such a role, but
-        the run's disk is full, the chain ends with this: on a full disk, a log cannot be written either."""
+        the run's disk is full, the chain ends with the full disk: a role may have been unable to write its log."""
         found = sorted(self._errors.waits_since(newest_start(self._run)), key=lambda wait: wait.since)
         for each in found[:1]:
             what, seconds = f"waits for room on the disk to write {each.what}", self._clock() - each.since

@@ -1,4 +1,4 @@
-"""`asyncrl trace RUN`: the timeline of a run as a file for Perfetto, or in words why a step or an episode took so long.
+"""`asyncrl trace RUN`: writes the timeline of a run for Perfetto, or explains why a step or an episode took so long.
 
 RUN is the folder of a run, running or finished, a copy of it, or the name of a run. https://ui.perfetto.dev opens the
 file.

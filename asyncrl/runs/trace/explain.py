@@ -133,11 +133,11 @@ def explain_step(trace: Trace, step: int) -> list[str]:
 
 
 def _newest_attempt(phases: list[TraceSpan]) -> list[TraceSpan]:
-    """The spans of the newest attempt at a step, from those of all attempts in the order in which they ended. A learner
-    that resumes repeats steps after its checkpoint.
+    """The spans of the newest attempt at a step. `phases` has the spans of all attempts, in the order in which they
+    ended. A learner that resumes repeats steps after its checkpoint.
 
-    An attempt may have an evaluation first, then it has its wait and the other phases. An attempt that was stopped in
-    its evaluation is left out.
+    An attempt may begin with an evaluation. Its wait and its other phases follow. An attempt that was stopped in its
+    evaluation is left out.
     """
     waits = [index for index, span in enumerate(phases) if span.name == "wait"]
     if not waits:

@@ -1,8 +1,8 @@
 """Writes a timeline in the Chrome trace event format, compressed by gzip. https://ui.perfetto.dev opens such a file.
 
-Each role is shown as a process. It has a thread for each track and for each slot, in which episodes follow each other,
-and more threads where spans of one track overlap. Arrows lead from the delivery of an episode to its label, from there
-to its group, and from a group to the learner step that trains it.
+Each role is shown as a process. It has a thread for each track, and for each slot in which episodes follow each other.
+Where spans of one track overlap, it has more threads. Arrows lead from the delivery of an episode to its label, from
+there to its group, and from a group to the learner step that trains it.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def test_a_reward_that_stands_still_near_its_best_is_not_said_to_be_too_hard() -
 def test_a_first_step_in_which_engine_and_learner_disagree_gets_a_warning_at_once() -> None:
     found = texts(of_rows([row(0, 0, 1, **{"mismatch/k3": 13.0})], is_running=True))
     assert "13 nats a token in step 0" in found["kl"]
-    assert "Check that they do (docs/weights.md), and that model, chat template and precision" in found["kl"]
+    assert "Check that both have the same weights (docs/weights.md), model, chat template and precision" in found["kl"]
 
 
 def test_a_reward_that_is_right_from_the_first_step_on_is_no_result() -> None:

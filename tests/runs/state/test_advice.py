@@ -105,8 +105,8 @@ KEPT = "; or keep such groups with a longer replay.old_groups.wait_s (docs/repla
         (
             shares(learner_idle=0.01, actors_idle=0.6),
             [
-                f"{SERVED}, while engines were idle for 60%: use cluster.actors=1, or give the learner more; a "
-                "learner.batch_size above 128 also keeps them busy"
+                f"{SERVED}, while engines were idle for 60%: use cluster.actors=1, or give the learner more GPUs; "
+                "a learner.batch_size above 128 also keeps the engines busy"
             ],
         ),
         (
@@ -183,7 +183,8 @@ def test_groups_that_are_too_old_can_be_kept_by_what_is_not_set_yet() -> None:
     config.replay.old_groups.mask = False
     assert ways in advise(seen, settings_of(config))[0]
     assert advise(starved("old_groups"), settings_of(config))[0].endswith(
-        "or set replay.old_groups.wait_s=0, with replay.old_groups.mask=true, which trains what the shorter wait leaves"
+        "or set replay.old_groups.wait_s=0, with replay.old_groups.mask=true, which trains groups without their tokens "
+        "that are too old"
     )
     config.replay.old_groups.wait_s = 60.0
     assert "keep such groups with replay.old_groups.mask=true (docs" in advise(seen, settings_of(config))[0]
