@@ -2,7 +2,7 @@
 
 A report never delays or ends the work that it reports. This package keeps promise 7 (back-pressure everywhere, silent
 drops nowhere) for reports: each queue is bounded (`sinks/background.py`, `spans.py`, `kept/recording.py`), and what
-does not fit is counted. `from_config.py` masks the secrets of the configuration that services get (promise 8).
+does not fit is counted. Services get the configuration, in which `from_config.py` masks the secrets (promise 8).
 
 In reading order:
 

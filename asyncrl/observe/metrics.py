@@ -93,8 +93,8 @@ class Fanout(Sink):
     """Passes everything on to several sinks.
 
     A sink that fails never ends the process. The failed call is lost, counted by the metric `metrics/lost` in later
-    rows, and logged the first time. The same holds for a value that is neither text nor a number within the range of
-    floats; the rest of its row stays.
+    rows, and logged the first time. A value that is neither text nor a number within the range of floats is lost in the
+    same way. The other values of its row are kept.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:

@@ -81,8 +81,9 @@ class Spans(Protocol):
         ...
 
     def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:
-        """Record that the replay at the endpoint `peer` answered at once that its `wall` is `theirs`. `sent` and
-        `received` are the times of the request and of the answer on `clock`."""
+        """Record a measurement of the clock of the replay at the endpoint `peer`, which answered a request at once.
+        `theirs` is the `wall` time in its answer. `sent` and `received` are the times of the request and of the answer
+        on our `clock`."""
         ...
 
     def close(self) -> None: ...
@@ -153,8 +154,8 @@ class SpanFile:
         return self._most_bytes // 4
 
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
-        """Append whole lines. The first lines of a process or of a file come after the lines that `begin` returns.
-        Raises OSError, after removing the part of the lines that was written."""
+        """Append whole lines. The lines that `begin` returns are written before the first lines of a process or of a
+        file. Raises OSError, after removing the part of the lines that was written."""
         if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
             self.close()  # Somebody deleted the file.
         begins = self._file is None
@@ -326,7 +327,7 @@ class SpanRecorder:
         return b"".join(self._encoder.encode(note) + b"\n" for note in notes)
 
     def _encoded(self, span: _Span) -> bytes:
-        """The line of a span. A span that has no encoding or is too long is counted as lost, and its line is empty."""
+        """The line of a span. A span that cannot be encoded, or is too long, counts as lost and has an empty line."""
         name, track, start, end, values = span
         try:
             # Both ends are rounded alike, so that a span within another one stays within it.

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
 STALE_S = 30.0
-"""A sample that is older than this many seconds is not reported. All newer attempts must have failed or hang."""
+"""A sample that is older than this many seconds is not reported. It is the newest sample only if all later attempts
+failed or hang."""
 CLOSE_S = 1.0
 
 GpuReader = Callable[[], GpuUse | None]

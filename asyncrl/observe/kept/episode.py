@@ -67,10 +67,10 @@ class KeptEpisode:
     """An episode as a learner step trained it.
 
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
-    sample. An importance weight is the weight that a token had in the loss of the first update that used it. It is 0
-    for a token that was too old, or that a correction or a grammar dropped, 1 without corrections, and
-    `algorithm.demonstration.weight` in a demonstration. All three arrays are 0 in held-out episodes. `task` is `None`
-    if the run's data does not have it.
+    sample. An importance weight is the weight that a token had in the loss of the first update that used it. It is 1
+    without corrections, and `algorithm.demonstration.weight` in a demonstration. It is 0 for a token that was too old,
+    or that a correction or a grammar dropped. All three arrays are 0 in held-out episodes. `task` is `None` if the
+    run's data does not have the task.
 
     Raises InvariantError: an array has another shape or dtype.
     """
@@ -116,9 +116,9 @@ def row_of(
     why: Iterable[str],
     masked: int = 0,
 ) -> KeptRow:
-    """The row of an episode that `step` trains under `version`, without its `masked` oldest tokens. `why` are the flags
-    that put it into the sample."""
-    # The prompt of a branch has calls, too: those that it repeats from other branches.
+    """The row of an episode that `step` trains under `version`. The step does not train the `masked` oldest of its
+    sampled tokens. `why` are the flags that put it into the sample."""
+    # Only the assistant's turns count: the prompt of a branch repeats calls from other branches.
     played = [turn for turn in trajectory.turns if turn.role is Role.ASSISTANT]
     calls = [call.name for turn in played for call in turn.tool_calls]
     return KeptRow(

@@ -1,4 +1,4 @@
-"""Chooses the step to delete from a full folder, so that the kept steps cover the whole run, and its end completely.
+"""Chooses the step to delete from a full folder. Steps from the whole run stay, and so do all of the newest steps.
 
 The newest steps, as many as fit into a quarter of the bytes, are never deleted. Of the older steps, the one whose
 neighbours are nearest to each other is deleted. If several steps are equally good, it is the oldest.

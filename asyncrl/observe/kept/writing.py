@@ -32,7 +32,8 @@ DEAD_SHARE = 1 / 32
 
 class KeptWriter:
     """Adds episodes to those kept in `folder` of `run_dir`. All together take at most `max_bytes`. Opening the writer
-    removes unfinished files. `thinned` counts the steps that this writer has deleted to make room.
+    removes unfinished files, and files of steps that are not in the index. `thinned` counts the steps that this writer
+    has deleted to make room.
 
     If the index is missing or damaged, or if another version of asyncrl wrote it, it is made again from the files that
     can be read. Raises OSError: the folder cannot be read or written.

@@ -195,8 +195,8 @@ _SERVERS = (
     counter(
         "server_hangs",
         "hangs",
-        "times that a server that the run started was killed and started again, because it did not answer, since the "
-        "start ([engines.md](engines.md#guarantees))",
+        "times that a server was killed and started again because it did not answer, since the start. Only servers "
+        "that the run started count ([engines.md](engines.md#guarantees))",
     ),
     counter("server_updates", "updates", "updates of the servers' weights since the start"),
     counter("segments", "segments", "requests to servers since the start"),
@@ -234,8 +234,8 @@ _SERVERS = (
     counter(
         "push_pauses",
         "stops",
-        "stops of servers for a push of weights, since the start. The first version of a server that joins stops "
-        "nothing",
+        "stops of servers for a push of weights, since the start. A server that joins is not stopped for its first "
+        "version",
     ),
     counter(
         "push_pause_s",

@@ -9,7 +9,12 @@ gauge, counter, _ = made_by("any")
 METRICS = (
     gauge("step", "", "the position of the row; the section of each file says what it counts"),
     gauge("time", "s", "seconds from 1970 until the row was written"),
-    counter("metrics/lost", "rows", "rows that a sink could not take, since the start; only written if there are any"),
+    counter(
+        "metrics/lost",
+        "rows",
+        "rows, single values and other data, such as episodes, that a sink could not take, since the start; only "
+        "written if there are any",
+    ),
     gauge(
         "usage/cpu_cores",
         "cores",

@@ -196,8 +196,8 @@ _POLICIES = (
     gauge(
         "entropy",
         "nats",
-        "mean entropy of the policy before each update: over all kept tokens if the loss needs it, else over a sample "
-        "of a sixteenth of them, but of at least 256 tokens of a step",
+        "mean entropy of the policy before each update. It is over all kept tokens if the loss needs it. Otherwise it "
+        "is over a sample: a sixteenth of them, but at least 256 tokens of a step",
     ),
     gauge("kl_reference", "nats", "KL from the policy to the reference policy; only if there is a reference"),
     gauge("kl_reference/weight", "", "weight of the KL to the reference in the reward or in the loss"),

@@ -42,7 +42,7 @@ _FLOW = (
         "dead",
         "trajectories",
         "trajectories that were given up: they could not be scored, or their plan was skipped. A trajectory that was "
-        "requeued since does not count",
+        "requeued later does not count",
     ),
     counter("late", "trajectories", "trajectories that came after their ticket was given to another actor"),
     counter("late_labels", "labels", "labels that came after their trajectory was given to another scorer"),
@@ -105,7 +105,8 @@ _SELECTION = (
     gauge(
         "age_bias/QUANTITY/deviation",
         "",
-        "sum over trained groups of QUANTITY less its mean over the groups of the same version, in standard deviations",
+        "sum over trained groups of the difference between QUANTITY and its mean over the groups of the same version, "
+        "in standard deviations",
     ),
     gauge(
         "age_bias/QUANTITY/variance",
@@ -170,8 +171,8 @@ _PEERS = (
     text(
         "refusing",
         "text",
-        "the reason why filters refuse every group, once they have refused the groups of two batches (at least 8) in "
-        "a row",
+        "the reason why filters refuse every group. It is written once they have refused as many groups in a row as "
+        "two batches have, and at least 8",
     ),
     text(
         "solved",

@@ -26,7 +26,7 @@ METRICS = (
     ),
     text("unavailable", "text", "each kind of scores whose service is unavailable now, and the reason"),
     gauge("tokens_per_s", "tokens/s", "tokens of scored trajectories a second, since the last row"),
-    gauge("idle", "share", "share of the time since the last row without a trajectory to score"),
+    gauge("idle", "share", "share of the time since the last row in which there was no trajectory to score"),
     gauge("reward_mean", "reward", "mean reward since the last row"),
     gauge("outcome_mean", "outcome", "mean outcome since the last row"),
     gauge(

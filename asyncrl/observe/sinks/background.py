@@ -29,8 +29,8 @@ class Background(Sink):
     """Passes calls on to `sink` in their order, from a thread.
 
     At most `limit` calls wait, and further ones are dropped. `lost` counts these calls, and the calls in which the sink
-    raised an error. `close` waits `close_s` for all waiting calls, and `upload_s` if there is a model to upload.
-    After that it abandons a sink that is not finished, and counts the remaining calls as lost.
+    raised an error. `close` waits at most `close_s` seconds for all waiting calls, or `upload_s` seconds if there is a
+    model to upload. Then it abandons a sink that has not finished, and counts the remaining calls as lost.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Background(Sink):
         self.end()
         self._thread.join(max(0.0, (self._ends_at or 0.0) - time.monotonic()))
         if self._thread.is_alive():
-            # The size is the number of lost calls: the call that hangs has left the queue, but the `None` at the end of
-            # the queue, which is not a call, counts for it.
+            # The size of the queue is the number of lost calls. It lacks the call that hangs, which has left the queue,
+            # but it counts the `None` at the end, which is not a call.
             left = self._calls.qsize()
             self._dropped += left
             name = type(self._sink).__name__

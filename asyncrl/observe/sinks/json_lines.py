@@ -18,7 +18,8 @@ from asyncrl.observe.metrics import Sink, Value
 logger = logging.getLogger(__name__)
 
 LONGEST_LINE = 16 << 20
-"""The maximum number of bytes of a line. Only this part of a file's end is searched for an unfinished line."""
+"""The maximum number of bytes of a line. Only this many bytes at the end of a file are searched for an unfinished
+line."""
 _STEP = re.compile(rb'\{"step": (\d+), ')
 """The beginning of a line, as `JsonLines` writes it."""
 

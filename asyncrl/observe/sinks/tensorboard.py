@@ -29,7 +29,7 @@ class TensorBoard(Sink):
     def resumed(self, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        # Readers then ignore this step and later ones in earlier files.
+        # Because of this event, readers ignore the values that earlier files have for this step and later steps.
         event = Event(session_log=SessionLog(status=SessionLog.START), step=step, wall_time=self._clock())
         self._writer.add_event(event)
 
