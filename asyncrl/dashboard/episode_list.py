@@ -179,8 +179,8 @@ class EpisodeGroup:
     size: int
 
     def value(self, name: str) -> Any:
-        """The value of a column. In the columns in MEANS it is the mean of the members' numbers, and in those in
-        LARGEST the largest of them. In other columns all members share one value."""
+        """The value of a column. In a column of MEANS, it is the mean of the members' values. In a column of LARGEST,
+        it is the largest of them. In any other column all members have the same value."""
         values = [getattr(row, name) for row in self.rows]
         if name in MEANS:
             return fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)

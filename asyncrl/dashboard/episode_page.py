@@ -66,8 +66,8 @@ def describe_episode(episode: KeptEpisode, vocabulary: Vocabulary) -> dict[str, 
 
 
 def more_tokens(episode: KeptEpisode, start: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The next tokens, TOKENS_A_TURN or fewer: from `start` on, in the part of the episode that has the token `start`.
-    Raises RefusedError: the episode has no such token."""
+    """The tokens from the token `start` to the end of its part of the episode, but at most TOKENS_A_TURN. Raises
+    RefusedError: the episode has no such token."""
     for span, _ in parts_of(episode.trajectory):
         if span.start <= start < span.end:
             return tokens_of(episode, TokenSpan(start, min(start + TOKENS_A_TURN, span.end)), span, vocabulary)

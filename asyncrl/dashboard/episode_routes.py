@@ -71,7 +71,7 @@ class RunEpisodes:
 
     def select(self, query: EpisodeQuery) -> list[KeptRow]:
         """All rows that a query selects. An open page repeats its query every few seconds, so the result is kept. A
-        query with a text finds only the texts that `search` has read."""
+        query with a text looks only in texts that `search` has read, and in ids."""
         rows, asked = self.kept.rows(), replace(query, offset=0, limit=0, grouped=False)
         with self._lock:
             if self._selected[0] is not rows or self._selected[1] != asked or query.text:
@@ -87,8 +87,9 @@ class RunEpisodes:
             return self._grouped[2]
 
     def search(self, query: EpisodeQuery, seconds: float) -> dict[str, Any]:
-        """Read texts for a query with a text. The answer is empty without a text. Else its `search` has the number of
-        episodes `searched` so far, the number `of` all episodes to search, and `complete`, true at the end."""
+        """Read texts for a query with a text. Without a text, the answer is empty. Otherwise it has a mapping `search`:
+        `searched` is the number of episodes that are searched so far, `of` is the number of all episodes to search, and
+        `complete` is true once the search has ended."""
         if not query.text:
             return {}
         wanted = replace(query, text="", sort=NEWEST_FIRST).select(self.kept.rows())

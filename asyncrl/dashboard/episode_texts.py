@@ -1,4 +1,4 @@
-"""Reads the texts of kept episodes: excerpts of task and answer for the list, and the text in which its search looks.
+"""Reads the texts of kept episodes: excerpts of task and answer for the list, and the text in which a search looks.
 
 Reading the texts of thousands of episodes takes seconds. So a search reads for a limited time at each request, and the
 texts stay in memory.

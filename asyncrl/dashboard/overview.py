@@ -45,9 +45,9 @@ class Overviews:
 
         - `now`: the time of this look;
         - `waits_text`: a sentence that says which role waits for which; empty if no role waits;
-        - `advice`: `None` after too few steps;
-        - `fault` of each role: what a silent or dead role does; `None` for others. Each fault gives a warning, and so
-          does each of the newest errors of roles.
+        - `advice`: `None` until enough steps are done, and while a fault stops the run;
+        - `fault` of each role: a few words if the role is silent or does not run, else `None`. Each fault gives a
+          warning, and so does each of the newest errors of roles.
         """
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}

@@ -41,8 +41,8 @@ def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _among_neighbours(ids: Sequence[int], token: int, rest: str, decode: Decode) -> tuple[str, int]:
-    """The text of a token, together with the tokens after it that complete a character, and the index after the last of
-    these tokens. `rest` is the text from the token on."""
+    """The text of a token, and the index of the next token to split. If the following tokens complete a character that
+    begins in this token, its text has the whole character. `rest` is the text from the token on."""
     start = max(0, token - CONTEXT)
     before = decode(list(ids[start:token]))
     for end in range(token + 1, min(token + LONGEST, len(ids)) + 1):

@@ -46,7 +46,7 @@ def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
     - `columns`: lists of numbers by name, with `None` where a row lacks the number
     - `rows`: the number of rows in the wanted part, estimated if only some were read
     - `all`: true if all rows are shown
-    - `reset`: true if the whole file was wanted, or if the cursor does not fit the file, which was replaced
+    - `reset`: true if the whole file was wanted, or if the cursor does not fit because the file was replaced
     - `cursor`: the cursor for the next request
     """
     with run.open_rows(file) as lines:

@@ -2,13 +2,14 @@
 
 | address | answer |
 | --- | --- |
-| / and FILE | the page; FILE is one of `page/` |
+| / and /FILE | the page, and the other files of `page/` |
 | /api/runs | the runs with their states, and for each metrics file a text that changes when the file does |
 | /api/table | the runs with their results and differences |
 | /api/runs/RUN/overview | state, warnings, roles, configuration |
 | /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
 | /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |
-| /api/runs/RUN/episodes... | the kept episodes: `episode_routes` has them |
+| /api/runs/RUN/changes | the changes of the configuration in mid-run |
+| /api/runs/RUN/episodes... | the kept episodes: `episode_routes` lists these addresses |
 | /api/runs/RUN/dead-letters | the attempts that were given up |
 """
 
@@ -115,7 +116,7 @@ def _series(shown: ShownRun, request: web.Request) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> web.Response:
-    """Plain values as ASCII, so that text with halves of surrogate pairs arrives unchanged."""
+    """Plain values as JSON in ASCII, so that text with halves of surrogate pairs arrives unchanged."""
     return web.Response(body=json.dumps(value, allow_nan=False).encode(), content_type="application/json")
 
 
