@@ -16,6 +16,6 @@ fleet/completion.py, fleet/endpoint.py, fleet/updater.py, fleet/server.py (the p
 opening.py opens an engine of any kind, and from_config.py reads the configuration. Supporting files: sampling.py (the
 choice of a token), router_watch.py (the experts of a pass) and scripted.py (an engine without a model).
 
-A kind of server, a route of weights into servers (with a row in weights/routes.py), or another rule for batching
-requests may be added. Ask before you change `Engine`, or the rule that a sampled token has a log-prob and a version.
+You may add a kind of server, a route of weights into servers (with a row in weights/routes.py), or another rule for
+batching requests. Ask before you change `Engine`, or the rule that a sampled token has a log-prob and a version.
 """

@@ -90,8 +90,8 @@ class IdleClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # The total seconds of past idle times and the beginning of the current one are in one tuple, so that a thread
-        # reads both of the same moment.
+        # One tuple has the total seconds of past idle times, and the beginning of the current idle time. So a thread
+        # never reads an old value of one together with a new value of the other.
         self._state: tuple[float, float | None] = (0.0, self._started)
 
     def read(self) -> tuple[float, float]:
@@ -113,7 +113,8 @@ def check_ids(tokens: NDArray[np.int32], vocabulary: int) -> None:
     """Raises EngineError: `tokens` is empty, or an id lies outside the policy's vocabulary."""
     if not len(tokens):
         raise EngineError("there is nothing to continue: at least 1 token must be given")
-    # Read as unsigned, a negative id is larger than every vocabulary, so that one pass finds both faults.
+    # As an unsigned number, a negative id is larger than every vocabulary. So one comparison finds negative ids and ids
+    # that are too large.
     if np.maximum.reduce(tokens.view(np.uint32)) >= vocabulary:
         raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 
@@ -157,8 +158,8 @@ class Engine(Protocol):
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Return once the engine serves `version` or a newer version.
 
-        With `pin`, the session `pin` and all sessions `pin`/NAME get exactly this version until `pin` is released, if
-        the engine can serve two versions at once. A fleet of several servers can.
+        `pin` has an effect only if the engine can serve two versions at once, as a fleet of several servers can. Then
+        the session `pin` and all sessions `pin`/NAME get exactly this version until `pin` is released.
         """
 
     def stats(self) -> EngineStats: ...

@@ -9,7 +9,7 @@ one by one. No prompt is padded.
 
 On a GPU, all decoding slots attend together, over a view of the cache that is as long as the longest of their
 sequences. On a CPU, groups of a few decoding slots of similar lengths attend together, over copies of their keys and
-values. Copying takes less time than reading keys that no query sees.
+values. The copies take less time than one long view, in which the short sequences would read keys that they do not see.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _CPU_ROWS = 14
 class SlotCache:
     """The keys and values of each layer: tensors [slots, key-value heads, length, D].
 
-    They start as zeros, since even masked positions must be finite: they still enter a product, with weight 0.
+    All keys and values start as zeros: masked positions still enter a product, with weight 0, so even they must be
+    finite.
 
     Raises ConfigError: the model's configuration names no attention heads, for example because the model is recurrent.
     """

@@ -9,8 +9,8 @@ So a weight switch drops all keys and values. Running sequences are prefilled ag
 idle sessions are prefilled again at their next turn. If the log-probs of the canary are wrong under the new weights
 (see weights/canary.py), the engine returns to the old weights.
 
-With `keep_cache` a session keeps its keys and values instead. Then a log-prob still belongs to the distribution that
-was sampled from, but this distribution also depends on versions older than the token's.
+With `keep_cache` a session keeps its keys and values instead. Then a log-prob still belongs to the distribution from
+which the token was sampled. But this distribution also depends on versions that are older than the recorded version.
 
 Sampling depends only on the logits, the seed, the session's name and the position. The last bits of the logits may
 change with the shape of the batch, as in every batched engine.
@@ -61,7 +61,8 @@ SLOT_TOKENS = 4096
 """The length of a slot if neither `engine.max_length` nor the longest episode decides it."""
 
 LEAST_SHARED = 32
-"""See `Scheduler`. In a pass with hundreds of sequences, a GPU computes a few more tokens in hardly more time."""
+"""The `least_shared` of the `Scheduler` for passes of fixed shapes. A GPU computes hundreds of sequences in a pass, so
+a few more tokens take hardly more time."""
 
 
 class EmbeddedEngine:
@@ -239,8 +240,8 @@ class EmbeddedEngine:
         """Run `call` in the engine's thread. Raises the errors of `call`."""
         self._check_open()
         done: Future[None] = Future()
-        # An error refers to this frame. If `done` had the error, both would keep the weights in `call` until Python's
-        # next garbage collection, which may be minutes away.
+        # An error refers to this frame. If `done` had the error, the frame and the error would refer to each other, and
+        # this cycle would keep the weights in `call` until Python's next garbage collection. That may be minutes away.
         failures: list[EngineError | WeightsError] = []
 
         def run() -> None:

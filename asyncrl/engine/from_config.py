@@ -33,8 +33,8 @@ from asyncrl.weights.nccl import agree_with_servers
 from asyncrl.weights.routes import RouteSettings, routes_to_engines
 
 CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
-"""The maximum seconds that closing a fleet may take. They leave the actor time to end its own servers and to write its
-last metrics."""
+"""The maximum seconds that closing a fleet may take. After this, the actor still has time to end its own servers and to
+write its last metrics."""
 
 
 def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine:
@@ -89,13 +89,13 @@ def _servers_settings(
         each,
         run=locations.run_identity(run),
         name=name,
-        # The actor makes hard links to the learner's files. They must be in the same file system as the files, so they
-        # are made next to the learner's folders.
+        # The actor makes hard links to the learner's files. A hard link must be in the same file system as its file, so
+        # the links are made next to the learner's folders.
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         episodes=episodes,
         parallel=parallel,
-        # Servers of two actors that began with the same seed would draw the same random numbers.
+        # If the servers of two actors had the same seed, they would draw the same random numbers.
         seed=request_seed(run.seed, name),
         gpu_lock=ServersLock(locks, cluster.ranks) if cluster.colocated else None,
     )
@@ -103,7 +103,7 @@ def _servers_settings(
 
 def _check_routing(model: ModelConfig, longest: int, most_bytes: int) -> None:
     """Raises ConfigError: `model` has no experts that can be replayed, or the experts of an episode of `longest` tokens
-    exceed a message of `most_bytes`.
+    do not fit into a message of `most_bytes`.
     """
     width = routing_shape(open_config(model)).width
     if width > MAX_ROUTING_BYTES:

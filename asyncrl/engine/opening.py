@@ -50,8 +50,8 @@ from asyncrl.observe.spans import Spans
 from asyncrl.types import RunIdentity
 
 SWITCH_S = 5e-4
-"""Seconds after which a Python thread yields to another one. While episodes compute, the engine's thread would wait
-Python's usual 5 ms several times in each pass, which is longer than the pass."""
+"""Seconds after which a Python thread yields to another one. Python's default is 5 ms. With it, the engine's thread
+would wait several times in each pass while episodes compute, and these waits would take longer than the pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +250,14 @@ def _shared_gpu(server: ServerConfig, index: int, memory: GpuMemory | None, requ
 
 
 def _heard(servers: Mapping[str, LaunchedServer], url: str, joined: bool) -> None:
-    """Tell the server at `url` if it joined, if this actor has started it."""
+    """Tell the `LaunchedServer` at `url` whether its server joined. Servers that this actor did not start have none."""
     if url in servers:
         servers[url].heard(joined)
 
 
 def _loads(servers: Sequence[LaunchedServer], on_cpu: bool) -> Mapping[str, float]:
-    """The hangs of these servers, and the gauges of their load. On the CPU a server has no such gauges, since it has no
-    graphs, and its scheduler runs the model."""
+    """The hangs of these servers, and the gauges of their load. On the CPU there are no such gauges: servers there have
+    no graphs, and their schedulers are busy with the model itself."""
     if not servers:
         return {}
     gauges = {} if on_cpu else load_counters([server.load() for server in servers])

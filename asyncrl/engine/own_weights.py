@@ -30,8 +30,8 @@ class OwnWeights:
     def __init__(self, model: Any, largest_integer: int | None = None, in_place: bool = False) -> None:
         self._tensors = model_tensors(model)
         self._in_place = in_place
-        # Memory for the next update. Allocating it takes longer than copying the tensors, so it is kept from the last
-        # update.
+        # Memory into which `load` copies the tensors that it replaces. `stage` allocates the memory, since this takes
+        # longer than the copy, and forward passes wait for `load`.
         self._spare: dict[str, torch.Tensor] = {}
         self._device: torch.device = model.device
         # All updates use one stream: torch keeps freed memory for the stream that asked for it. With a stream for each
@@ -63,7 +63,7 @@ class OwnWeights:
             return self._staged(tensors)
 
     def _staged(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        # It is still there if the last update was staged and never loaded.
+        # The memory of the last update is still here if that update was staged and never loaded.
         self._spare = {}
         own = self._format.restore(tensors)
         for name, tensor in self._tensors.items():
@@ -72,14 +72,15 @@ class OwnWeights:
         staged = {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
         if self._in_place:
             spare = {name: torch.empty_like(each) for name, each in staged.items()}
-            # The first call on a GPU loads the kernel, which takes longer than the copy.
+            # The first such call on a GPU also loads the kernel, which takes longer than the copy. So a first call is
+            # made here, and not in `load`.
             torch._foreach_copy_(list(spare.values()), list(staged.values()))
             self._spare = spare
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, torch.Tensor]:
-        """Replace the model's own tensors by `staged`, without a copy if they need not keep their memory. Returns the
-        replaced tensors, or nothing if they need not be kept."""
+        """Replace the model's own tensors by `staged`. The tensors are copied only with `in_place`. Returns the
+        replaced tensors, or without `keep` no tensors."""
         replaced = {name: self._tensors[name].data for name in staged}
         if self._in_place and staged:
             spare, self._spare = self._spare, {}

@@ -1,4 +1,4 @@
-"""The forward passes of the embedded engine: its model computes tokens into the slots of a cache, and samples.
+"""The forward passes of the embedded engine: they write keys and values into the slots of a cache, and sample tokens.
 
 Only the engine's own thread may use `Passes`.
 """
@@ -20,9 +20,9 @@ from asyncrl.engine.scheduler import Slot, SlotChunk
 
 
 class SampledTokens(NamedTuple):
-    """Neighbouring tokens that passes sampled for the sequence in `slot`, and for each of them the most likely tokens
-    with their log-probs, or nothing if the request wants none.
+    """Consecutive tokens that passes sampled for the sequence in `slot`, with their log-probs.
 
+    `alternatives` has the most likely tokens and their log-probs for each sampled token, if the request wants them.
     If logits were not finite, the last log-prob is not finite either, and the slot was wiped.
     """
 

@@ -4,9 +4,9 @@ Invariants:
 - A session has at most one request at a time, and a slot at most one session.
 - Requests get slots in the order of arrival. If no slot is free, the session that has been idle longest loses its slot.
 - An idle session keeps its slot: its next request computes only the tokens after the longest common prefix.
-- A sequence lacks the tokens whose keys and values its slot does not have. If it lacks `least_shared` or more, it gets
-  a copy of the longest prefix that another slot has computed, if that is longer than its own. The members of a group
-  share their prompt, and all tasks share the text of the tools.
+- A sequence lacks the tokens whose keys and values its slot does not have. If it lacks `least_shared` tokens or more,
+  it gets a copy of the longest prefix that another slot has computed, if this is longer than the sequence's own prefix.
+  Shared prefixes are common: the members of a group share their prompt, and all tasks share the text of the tools.
 - If the next pass computes, for an older request, at least half of the tokens that a sequence lacks, the sequence waits
   and then copies them.
 - A sequence that decodes on the device (see engine/graphed/passes.py) gets no chunks until its request is done.
@@ -80,7 +80,7 @@ class Slot:
     - `experts`, if the engine records them: a row uint8[W] for each token, with its experts when it was first computed.
       So a token that is computed again keeps the experts with which it was sampled.
     - `is_mixed`: true if the slot has keys and values of an older version, which other sessions must not copy
-    - `is_decoding`: true if the device computes the sampled tokens of the request without a plan
+    - `is_decoding`: true if the device computes the next tokens by itself, so that `plan` gives the slot no chunks
     """
 
     index: int
@@ -103,8 +103,8 @@ class SlotChunk(NamedTuple):
 class Scheduler:
     """Plans passes over `slots` sequences, with at most `prefill_tokens` prompt tokens in each pass.
 
-    `copy(source, slot, count)` must copy the keys and values of the first `count` tokens from slot to slot. To look for
-    fewer than `least_shared` tokens (at least 2) would take longer than to compute them.
+    `copy(source, slot, count)` must copy the keys and values of the first `count` tokens from slot to slot. A sequence
+    that lacks fewer than `least_shared` tokens (at least 2) computes them: a search in other slots would take longer.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Scheduler:
     def _share(self, slot: Slot) -> None:
         tokens, source, shared = slot.tokens, slot, slot.cached
         most = len(tokens) - 1
-        # Of hundreds of slots, few agree in the next token.
+        # The next token is compared first: of hundreds of slots, only few have the same one.
         for other in chain(self._running.values(), self._idle.values()):
             if shared < most and other.cached > shared and other.tokens[shared] == tokens[shared]:
                 common = 0 if other.is_mixed else _common_prefix(other.tokens, tokens, min(other.cached, most))

@@ -5,8 +5,8 @@ locks). A period is the time in which one of the two sides has them.
 
 Invariants:
 
-- A server's process is started only in our period (that of the servers). If the learner requests the GPUs meanwhile, it
-  waits until the process has started.
+- A server's process is started only in our period, which is the servers' period. If the learner requests the GPUs
+  meanwhile, it waits until the process has started.
 - In `ending`, each endpoint ends its requests, and its server frees weights and cache. Assistant messages whose
   generation this interrupts are continued when the servers have the GPUs again. A server that fails to free its memory,
   or takes longer than `RELEASE_S`, is killed, since it may still have memory.
@@ -56,7 +56,8 @@ class ServerProcess(Protocol):
 
 
 class GpuSharing:
-    """The periods in which an actor's servers have the shared GPUs. `changed` is called when one begins or must end."""
+    """The periods in which an actor's servers have the shared GPUs. `changed` is called when such a period begins, and
+    when it must end."""
 
     def __init__(
         self, lock: ServersLock, release_s: float = RELEASE_S, clock: Callable[[], float] = time.monotonic

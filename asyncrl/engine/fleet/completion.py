@@ -1,4 +1,4 @@
-"""Completes turns of the policy: requests to servers, one after another, until the turn has all its tokens.
+"""Completes turns of the policy: sends requests to servers, one after another, until the turn has all its tokens.
 
 A turn keeps its tokens and continues through updates, aborts and lost servers. Each request covers at most one segment
 of a turn, so that only this segment is sampled again if the server dies. A turn under a grammar is one request: see
@@ -54,8 +54,8 @@ class TurnCompletion:
         self._salts: dict[str, str | None] = {}
 
     def routed_from(self, session: str, length: int) -> int | None:
-        """The first of the session's `length` tokens whose experts are unknown; 0 if the session was shortened, and
-        None if experts are not recorded."""
+        """The index of the first token whose experts are unknown, in a session that now has `length` tokens. 0 if the
+        session has become shorter; None if experts are not recorded."""
         if self._routed is None:
             return None
         known = self._routed.get(session, 0)

@@ -14,7 +14,7 @@
 Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Answers wait until the canary,
 a check of log-probs, has shown that the server has the right weights (`proved`). A fault in an update (see updater.py)
 leads to LOST: a server with unknown weights gets no requests until a whole update has succeeded. If an update cannot be
-prepared, for example written to a folder on a full disk, the server keeps its version, and the update is put off.
+prepared, for example because the disk is full, the server keeps its version, and the update is put off.
 
 What the server reports about its weights before it has joined is ignored. Requests in flight end with a fault when
 their endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).

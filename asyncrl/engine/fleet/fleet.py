@@ -175,8 +175,8 @@ class Fleet:
         """Offer `version` to all servers (see `Engine`); return once a server has this version or a newer one.
 
         A server that fails the `check` of this version is lost until it passes the check of this or a newer version. If
-        all servers are lost, this raises CanaryError. The servers keep trying, and the next call may have the same
-        version, by another route, or a newer one.
+        all servers are lost, this raises CanaryError. The servers keep trying. The next call may offer a newer version,
+        or the same version as it arrived by another route.
 
         `weights` are kept for servers that join later, and must not change; a folder may be removed once this returns.
         Raises UnavailableError: the folder has been removed already.
@@ -185,8 +185,8 @@ class Fleet:
         if version < newest or version <= self._version:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
         if version == newest and self._folders is not None:
-            # The servers refused this version. What a second route brings may be undamaged, and must not be taken from
-            # the folder of the first.
+            # The servers refused this version as the first route brought it. The weights from a second route may be
+            # undamaged, so servers must not load the folder with the first route's weights.
             await in_own_thread(partial(self._folders.discard, version))
         await self._offer(version, weights, check)
         before = {url: endpoint.updater.refused.get(version, 0) for url, endpoint in self._endpoints.items()}
@@ -274,7 +274,7 @@ class Fleet:
 
     async def _ready(self, session: str) -> Endpoint:
         """Wait for an endpoint that can serve the session. Raises EngineError: no endpoint is ready for `wait_s`
-        seconds, not counting the time in which the learner has shared GPUs.
+        seconds. The time in which the learner has the shared GPUs does not count.
         """
         wait_s = self._settings.wait_s
         if not self._rests() and (ready := self._assign(session)) is not None:

@@ -1,8 +1,8 @@
 """Measures the share of the policy's probability that a grammar allows at each token of a turn.
 
-If the grammar allows the tokens A, a token is sampled from mu(a) = pi(a) / Z, where Z is the probability of A under pi.
-The server reports log mu. Once the turn is complete, the server computes log pi without the grammar: log Z = log pi -
-log mu.
+Let pi be the policy's distribution, A the set of tokens that the grammar allows, and Z the probability of A under pi.
+Then a token is sampled from mu(a) = pi(a) / Z, and the server reports log mu. Once the turn is complete, the server
+computes log pi without the grammar, which gives log Z = log pi - log mu.
 """
 
 from __future__ import annotations

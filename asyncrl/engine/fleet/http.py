@@ -50,7 +50,7 @@ class Http:
         return decoded(await self.call("GET", path, None, timeout_s))
 
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
-        """Post `body`, as JSON unless it is bytes, and get the answer, decoded if it is JSON. Raises: see `call`."""
+        """Post `body`, as JSON unless it is bytes. Returns the answer, decoded if it is JSON. Raises: see `call`."""
         data = body if isinstance(body, bytes) else msgspec.json.encode({} if body is None else body)
         return decoded(await self.call("POST", path, data, timeout_s))
 

@@ -105,8 +105,9 @@ def without_recomputed(segment: Segment, prompt: int) -> Segment:
     """Drop the experts of tokens that were computed again after a push of new weights. The request continued `prompt`
     tokens.
 
-    The server drops the keys and values of requests at a push. So it computed the tokens sampled before the push again,
-    with newer weights, and reports the experts of this second computation instead of those that sampled the tokens.
+    At a push the server drops the keys and values of its requests. Then it computes again, with newer weights, the
+    tokens that were sampled before the push. It reports the experts of this second computation, and not the experts
+    with which the tokens were sampled.
     """
     routing = segment.routing
     if routing is None or len(segment.spans) < 2:

@@ -81,8 +81,8 @@ def as_segment(
 
     If the last token is in `stop`, `finish` is stop for any `reason`: the reason may be an abort even if the request
     ended by itself in the same step. Servers also stop at end tokens that the model's files name. If such a token is
-    not in `stop`, `finish` is cut, and the turn continues after the token. Under a grammar it is stop, since the
-    grammar allows no further token.
+    not in `stop`, `finish` is cut, and the turn continues after the token. But under a grammar `finish` is then stop,
+    since the grammar allows no further token.
     """
     finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
     if tokens and (tokens[-1] in stop or (sampling.grammar is not None and reason == "stop")):
@@ -106,10 +106,10 @@ def check_segment(segment: Segment, vocabulary: int) -> None:
 
 
 def check_overrides(url: str, wanted: Mapping[str, Any], given: Mapping[str, Any], flag: str) -> None:
-    """Raises ServerFaultError: the server at `url`, which was started with `given` for its `flag`, lacks entries of
-    `wanted`.
+    """Raises ServerFaultError: the server at `url` was started with the entries `given` in its `flag`, and these lack
+    entries of `wanted`.
 
-    `wanted` is the run's override_config. Without these entries, the server's log-probs would differ from the
+    `wanted` is the run's override_config. Without all of its entries, the server's log-probs would differ from the
     learner's.
     """
     lacking = {name: value for name, value in wanted.items() if name not in given or given[name] != value}
@@ -186,7 +186,7 @@ class InferenceServer(Protocol):
     async def pause(self, mode: str) -> None:
         """Stop between two decoding steps, in `mode` in_place or retract. Called only if `spans` is true.
 
-        A server that could not tell which version sampled a token after an in_place pause always uses retract.
+        Some servers cannot tell, after an in_place pause, which version sampled a token. They always use retract.
         """
 
     def retracts(self, mode: str) -> bool:

@@ -113,7 +113,7 @@ class _Once(Generic[T]):
 def give_back_memory() -> None:
     """Return unused GPU memory of this process to the system."""
     if torch.cuda.is_initialized():
-        # Servers that read from this memory have dropped their handles.
+        # This frees the memory that servers read through handles, once they have dropped the handles.
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
 
@@ -141,7 +141,7 @@ def copy_from_host(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tens
 
     def pinned() -> torch.Tensor:
         if device.type == "cuda":
-            # A new thread's current device is the first GPU, and pinning would make a context on it.
+            # A new thread's current device is the first GPU. Without this call, pinning would make a context there.
             torch.cuda.set_device(device)
         return torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
 

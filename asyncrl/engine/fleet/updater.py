@@ -4,9 +4,10 @@
     idle:           abort or drain ──► load, flush ──► canary, new requests ──► answers are used
     after requests: abort and load ──► flush ──► canary, new requests ──► answers are used
 
-A server that can tell which version sampled which token is paused, and its requests continue after the update. Any
-other server must have no requests during its update. Some servers queue an update after their requests: they get the
-update with the abort, and load it while answers are still arriving.
+In the modes in_place and retract, a server that can tell which version sampled which token is paused, and its requests
+continue after the update. In other modes, and on other servers, no request may run during an update. Some servers
+queue an update after their requests: they get the update together with the abort, and load it while answers are still
+arriving.
 
 An update has succeeded once the server has passed the version's canary, a check of log-probs (weights/canary.py). A
 paused server cannot answer the canary, so it first resumes its requests. An idle server gets new requests together with

@@ -10,7 +10,7 @@ Files in reading order:
 - attention.py and kernel.py compute attention over the cache, and norms.py the norms
 - capture.py records a function as a CUDA graph
 - decoding.py has the sequences on the device, and unread.py the sampled tokens that requests do not have yet
-- passes.py has the methods of `engine.passes.Passes`, and opening.py chooses between the two
+- passes.py has `GraphedPasses`, with the methods of `engine.passes.Passes`, and opening.py chooses one of these classes
 
 Tests run all of it on a CPU, without graphs.
 """

@@ -38,9 +38,7 @@ class StaticLayout:
 
 
 def attend_over_slots(query: Tensor, keys: Tensor, values: Tensor, inputs: PassInputs, scale: float) -> Tensor:
-    """Compute attention in plain torch, one token after another in its own copy of its slot. It is slow: see
-    `Attention`.
-    """
+    """Compute attention (see `Attention`) in plain torch. This is slow: each token gets its own copy of its slot."""
     count, heads, dim = query.shape
     hidden = torch.arange(keys.shape[2], device=keys.device) > inputs.positions[:, None]
     # A masked key or value still enters a product, and the product of 0 and nan is nan.

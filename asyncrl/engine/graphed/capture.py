@@ -43,7 +43,7 @@ def capture(function: Callable[[], None], pool: Any, stream: torch.cuda.Stream) 
 
     Call `function` once before, since first calls compile kernels. Graphs that are recorded in the same `stream` with
     the same `pool` (see `torch.cuda.graph_pool_handle`) share the memory of their intermediate results, so they must
-    run one after another. Drop them together: the end of one frees the workspace of cuBLAS in their stream.
+    run one after another. Drop them together: to drop one graph also frees the cuBLAS workspace of their stream.
     """
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

@@ -15,11 +15,11 @@ from asyncrl.engine.scheduler import Request, Slot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoding:
-    """Sequences for which a pass has started that samples a token, in the order in which they began to decode.
+    """Sequences, in the order in which they began to decode. A pass that samples a token of each has started.
 
     - `indices` int64: the numbers of the `slots`
-    - `lengths` int64: the number of tokens that are computed, or that a pass which has started computes
-    - `left` int64: the number of tokens that may be sampled after that
+    - `lengths` int64: the number of computed tokens at the end of this pass
+    - `left` int64: the number of tokens that may be sampled after this pass
     - `keys` uint64 and `temperatures` float64: those of the `requests`
     """
 
@@ -33,7 +33,7 @@ class Decoding:
 
     @classmethod
     def after(cls, slots: Sequence[Slot]) -> Decoding:
-        """The sequences in `slots`, for which a pass has started that samples a token after all tokens of the slot."""
+        """The sequences in `slots`. A pass has started that samples the token after all tokens of each slot."""
         requests = [slot.request for slot in slots]
         return cls(
             slots,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asyncrl.engine.scheduler import SlotChunk
 
 LATEST = -1
-"""The id that means: the last token that was sampled for the slot. Only the device may know this token."""
+"""The id that means: the last token that was sampled for the slot. Perhaps only the device knows this token yet."""
 
 SMALLEST = 8
 """The smallest number of tokens of a pass."""
@@ -48,8 +48,8 @@ class PassShape:
 def pass_shapes(largest: int, slots: int, rows: int, tile_tokens: tuple[int, int]) -> list[PassShape]:
     """The shapes of all passes of at most `largest` tokens in `slots` slots, the smallest first.
 
-    A pass samples at most `rows` rows. A tile has at most `tile_tokens` tokens: the first number where most tokens of
-    the pass decode, and the second where most belong to prompts.
+    A pass samples at most `rows` rows. `tile_tokens` has two maximum numbers of tokens of a tile. The first is for
+    passes in which most sequences decode, and the second for passes in which most tokens belong to prompts.
     """
     sizes, size = [largest], SMALLEST
     while size < largest:
@@ -94,7 +94,7 @@ class PassInputs:
 
     @classmethod
     def of_array(cls, buffer: NDArray[Any], shape: PassShape) -> PassInputs:
-        """The same for an array."""
+        """Do the same as `of_tensor`, for an array."""
         bounds = np.cumsum(shape.sections)[:-1]
         *integers, noise, temperatures = np.split(buffer[: shape.numbers], bounds)
         parts = [*integers, noise.view(np.float64), temperatures.view(np.float64)]

@@ -17,7 +17,8 @@ from torch import Tensor
 from asyncrl.engine.graphed.inputs import PassInputs
 
 _FEW, _MANY = 16, 64
-"""The rows of a tile where most tokens decode, and where most belong to prompts. Fewer than 16 rows save nothing."""
+"""The rows of a tile in passes in which most sequences decode, and in passes in which most tokens belong to prompts.
+Fewer than 16 rows save nothing."""
 _WIDEST = 256
 
 

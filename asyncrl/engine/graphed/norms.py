@@ -15,8 +15,8 @@ _TOLERANCE = 1e-5
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Fuse the norms that compute what torch's `rms_norm` computes. One norm
-    of each class is first compared with it in float32."""
+    """Fuse the norms that compute what torch's `rms_norm` computes. One norm of each class is first compared with
+    `rms_norm` in float32."""
     norms: dict[type, list[nn.Module]] = {}
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:

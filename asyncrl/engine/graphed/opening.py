@@ -16,7 +16,7 @@ def open_passes(
     model: Any, slots: int, length: int, *, prefill_tokens: int, keep_cache: bool, routed: bool, static: bool
 ) -> Passes | GraphedPasses:
     """Open the passes of `model`: see the two classes. With `static` they have fixed shapes. If the model does not
-    allow this, the log says why.
+    allow this, they are of the usual kind, and the log says why.
 
     Raises ConfigError: see `Passes`.
     """

@@ -2,11 +2,12 @@
 
 Invariants:
 
-- A sequence whose prompt is computed decodes from pass to pass, until its request has ended or its limit is reached.
+- Once its prompt is computed, a sequence decodes in every pass, until its request has ended or its limit is reached.
   Its next token reaches the model on the device, so the host need not know the token.
 - Each call of `compute` starts a pass and reads the tokens of the pass before. So a sequence may be computed one token
   further than its stop token. This token is dropped.
-- `compute` returns the tokens of a sequence once its request ends (see unread.py), and `settle` returns all.
+- `compute` returns the tokens of a sequence once its request ends (see unread.py). `settle` returns all tokens that
+  were not returned before.
 - All work of the device is in one stream. So a slot may get a new sequence while a pass still computes the old one.
 """
 
@@ -119,7 +120,7 @@ class GraphedPasses:
 
     @property
     def pending(self) -> bool:
-        """True if a pass has started whose tokens no call has returned."""
+        """True if a pass has started, and no call has read its tokens yet."""
         return self._started is not None
 
     def copy(self, source: int, slot: int, count: int) -> None:
@@ -133,7 +134,8 @@ class GraphedPasses:
         try:
             self._started = self._start(work)
         finally:
-            # Even after an error, the next pass must not overwrite the inputs of a pass that has not begun.
+            # This waits for the earlier pass even after an error. Otherwise a later pass could overwrite the earlier
+            # pass's inputs before the device has read them.
             found = [] if earlier is None else self._read(earlier)
         return found
 
@@ -242,7 +244,7 @@ class GraphedPasses:
                 PassRows(np.arange(count), np.full(count, slot), np.full(count, 0.5), np.zeros(count)),
             )
             parts.append(self._tensors.logits[:count].clone())
-            # A later launch uses the host's memory again.
+            # Wait, since a later launch uses the host's memory again.
             self._mark()()
         return torch.cat(parts)
 
@@ -258,13 +260,14 @@ class GraphedPasses:
             check_same_logits(usual, ours, self._model.dtype, "its log-probs change in a static pass")
         except NoGraphError:
             raise
-        # The model is Hugging Face code and the kernel may need more than this GPU has. The usual passes need neither.
+        # Any error is possible: the model's code may not allow a static pass, or the kernel may need more than this GPU
+        # has. The usual passes may still work.
         except Exception as error:
             raise NoGraphError(f"a static pass failed ({type(error).__name__}: {error})") from error
 
     def _record(self) -> list[Callable[[], None]]:
-        """Record the passes as graphs, the largest first: the others then use its memory. Raises NoGraphError: torch
-        cannot record them."""
+        """Record the passes as graphs, the largest first, so that the others can use the memory of the largest. Raises
+        NoGraphError: torch cannot record them."""
         pool, stream, graphs = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), []
         try:
             for index, each in reversed(list(enumerate(self._passes))):

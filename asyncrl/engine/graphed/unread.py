@@ -1,8 +1,8 @@
 """The sampled tokens that requests do not have yet: kept in arrays, and handed out when a sequence needs them.
 
-Hundreds of sequences decode at once, and each pass samples a token for each. With work of Python for each token, the
-host would need as long for a pass as the device does. So a pass writes its tokens into arrays, and only sequences that
-end cost work of their own.
+Hundreds of sequences decode at once, and each pass samples a token for each of them. If the host ran Python code for
+each token, it would need as long for a pass as the device does. So the tokens of a pass are written into arrays, and
+Python code runs only for sequences that end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncrl.engine.passes import SampledTokens
 from asyncrl.engine.scheduler import Slot
 
 ROOM = 256
-"""The number of tokens of a sequence that are kept at most."""
+"""The maximum number of tokens of a sequence that are kept."""
 
 _NO_TOKEN = -1
 
@@ -56,8 +56,8 @@ class UnreadTokens:
         return due.nonzero()[0].tolist()  # type: ignore[no-any-return]
 
     def hand_out(self, slot: Slot, alternatives: Sequence[tuple[list[int], list[float]]] = ()) -> SampledTokens | None:
-        """The tokens that the slot's request does not have yet; None if it has all. All of them but the last are
-        computed."""
+        """The tokens that the slot's request does not have yet; None if it has all. The slot then counts all of its
+        tokens except the last as cached."""
         index = slot.index
         count = int(self._counts[index])
         if not count:

@@ -15,8 +15,8 @@ The graphs of prefill are SGLang's default, and stay as they are.
 An agent may request several turns of an episode at once, and their number is unknown. So its servers get graphs for
 `PARALLEL` requests of each episode, and no limit of requests: a limit would let requests wait.
 
-A server's scheduler is one process, which is then busy all the time, while the GPU is busy for 29% of it. So several
-servers on the GPU are faster for such a model:
+With this model, the server's scheduler, which is one process, is busy all the time, and the GPU only 29% of the time.
+So several servers on the GPU are faster for such a model:
 
 | servers on the GPU | requests at once | tokens/s |
 |---|---|---|
@@ -24,7 +24,7 @@ servers on the GPU are faster for such a model:
 | 4 | 512 | 26,058 |
 | 4 | 1,024 | 37,245 |
 
-NVIDIA's MPS gave nothing more at 512 requests, and 13% at 1,024, so servers do without it.
+Servers do not use NVIDIA's MPS: with it, 512 requests were not faster, and 1,024 requests were 13% faster.
 
 SGLang takes its cache from the memory that is free when a server starts, so servers that start at the same time would
 take each other's memory. Servers on one GPU are therefore told how many tokens their cache has.
@@ -74,8 +74,8 @@ ANY_FRACTION = 0.95
 """The share of the free memory that servers on one GPU may use for weights and cache. The number of tokens limits the
 cache further."""
 SERVER_BYTES = 12 << 30
-"""The memory of a server without its weights and cache. CUDA takes it, and so do the graphs of prefill and decoding.
-Three servers with SGLang 0.5.17 on an H200 took 11 GB each."""
+"""The memory that a server takes in addition to its weights and cache: for CUDA, and for the graphs of prefill and
+decoding. Three servers with SGLang 0.5.17 on an H200 took 11 GB each."""
 SHARE = 0.85
 """The share of a GPU's memory that is divided among its servers by default. The rest is for new weights that a server
 is loading."""
@@ -88,7 +88,8 @@ model, the GPU limits the speed, and not the scheduler."""
 CPUS_EACH = 2
 """The number of CPUs that a host must have for each of several servers on a GPU."""
 DIVIDED = {"--config", "--dp", "--dp-size", "--data-parallel-size"}
-"""Arguments that change the meaning of the numbers, or set them in a file. With one of them, nothing is fitted."""
+"""Arguments that change the meaning of the fitted numbers, or may set these numbers in a file. With one of these
+arguments, nothing is fitted."""
 
 
 def requests_of_server(episodes: int, servers: int, parallel: bool = False) -> int:
@@ -152,8 +153,8 @@ def token_bytes(config: Any, itemsize: int) -> int:
 
 
 def cache_tokens(memory: GpuMemory, share: float, together: int, wanted: int, longest: int) -> int:
-    """The number of tokens in a server's cache, if the servers that are `together` on a GPU divide a `share` of its
-    memory: `wanted`, or as many as there is room for.
+    """The number of tokens in a server's cache: `wanted`, or as many as there is room for. The GPU has `together` such
+    servers, which divide a `share` of its memory equally.
 
     Raises ConfigError: there is no room for one episode of `longest` tokens.
     """

@@ -44,8 +44,8 @@ STOP_S = 1.0
 """The seconds between a SIGTERM and the kill of a server that is still alive."""
 ENDED_POLL_S = 0.02
 SILENCES, MOST_SILENCES = 3, 24
-"""A server hangs if it gives no answer in time so many times in a row. After each hang this number doubles, up to the
-largest: perhaps the server is busy for long at each start."""
+"""A server counts as hanging if it gives no answer in time `SILENCES` times in a row. After each hang this number
+doubles, up to `MOST_SILENCES`, since the server may only be busy for a long time after each start."""
 KILLED_S = 30.0
 """The longest wait in seconds for killed processes to end: a process that hangs in the kernel may never end."""
 
@@ -160,7 +160,7 @@ class LaunchedServer:
 
     def heard(self, joined: bool) -> None:
         """Record that the server joined the fleet, or gave no answer in time. A server that hangs is killed, and `keep`
-        then starts another one. A process that has not joined yet cannot hang: its start may take long."""
+        then starts another one. A process that has not joined yet never counts as hanging: its start may take long."""
         if joined:
             self._joined_start, self._silences = self.starts, 0
             return

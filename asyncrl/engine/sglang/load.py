@@ -1,4 +1,4 @@
-"""Finds out how busy a server is that the actor started: from the newest lines of its log, and from its scheduler.
+"""Finds out how busy one of the actor's own servers is, from the newest lines of its log and from its scheduler.
 
 SGLang logs a line after every few steps of decoding, such as `Decode batch, #running-req: 190, #token: 62431, token
 usage: 0.09, cuda graph: True, gen throughput (token/s): 12360.41, #queue-req: 0`.
@@ -26,7 +26,7 @@ class ServerLoad:
     """The load of one server.
 
     - `graphs`: the newest batch was decoded with a CUDA graph; None: nothing was decoded yet.
-    - `queued`: the number of requests that waited at the newest batch since the last look.
+    - `queued`: the number of waiting requests in the newest line of the log; 0: no new line since the last look.
     - `scheduler`: the share of a core that the busiest scheduler took since the last look; None: unknown.
     """
 

@@ -50,8 +50,8 @@ def generate_body(
     """The body of `/generate`. With `routed_from` it requests the experts of all tokens from this position on.
 
     `by_seed`: the server was started with `--enable-deterministic-inference`. Then the seed and the position determine
-    its random numbers, and requests without a seed all have the same one: every member of a group would be the same
-    episode.
+    its random numbers. Without a seed in the request, all requests would have the same seed, and all members of a group
+    would be the same episode.
     """
     # SGLang wants one placeholder for each image, and repeats it once for each feature of the image.
     body: dict[str, Any] = {

@@ -42,8 +42,8 @@ def load(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     """Load the weights in the actor's buffer into the model.
 
     `named_tensors` is one pair: a message in JSON and the buffer, uint8[n]. The message has the buffer's `key`. With
-    `tensors`, a `Layout`, it announces a new buffer; otherwise the buffer is the one that this
-    process keeps, and the tensor in the pair is empty.
+    `tensors`, a `Layout`, it announces a new buffer; otherwise the buffer is the one that this process keeps, and the
+    tensor in the pair is empty.
 
     Raises RuntimeError, which ends the server: this process does not keep the buffer. So a server never serves other
     weights than the actor believes.
@@ -175,7 +175,7 @@ def _last_copies(copies: Sequence[Copy]) -> list[Copy]:
 
 
 def _missing(copies: Iterable[Copy], tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The reason why `copies` may not be all that was loaded of these tensors; "" if they copy each tensor whole.
+    """The reason why these tensors may have been loaded in part without `copies`; "" if `copies` have each one whole.
 
     A recorder sees only its own thread, but a loader may copy in several threads.
     """

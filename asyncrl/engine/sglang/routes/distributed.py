@@ -171,7 +171,8 @@ def _form(
     timeout_s: float,
 ) -> WeightGroup:
     """Form the actor's end of the group."""
-    # Keys begin with SGLang's prefix, the name of the group, then torch's prefixes: the name again and the device type.
+    # Keys begin with SGLang's prefix, which is the name of the group. Then come torch's two prefixes: the name again,
+    # and the device type.
     _use(device)
     store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, client))
     return make_group(store, f"{device.type}/", 0, ranks, device, address, timeout_s)

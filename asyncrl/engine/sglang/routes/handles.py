@@ -51,7 +51,7 @@ class Handle:
         return rebuild, (*arguments[:DEVICE], device, *arguments[DEVICE + 1 :])
 
     def release(self) -> None:
-        """Count the other process out."""
+        """Lower the count of processes that use the buffer, as if the other process had dropped it."""
         torch.UntypedStorage._release_ipc_counter(*self._rebuild[1][COUNTER])
 
 

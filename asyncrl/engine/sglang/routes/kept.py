@@ -5,8 +5,8 @@ buffer's handle and records its copies from the buffer into the model. Later pus
 (inside/asyncrl_loader.py).
 
 Torch counts the processes that use a buffer, and keeps the buffer's memory while the count is not 0. A server that dies
-does not lower the count, so `drop` lowers it. A server that still reads then reads memory that this process may use for
-other things. This is harmless: weights are used only after a whole update has succeeded.
+does not lower the count, so `drop` lowers it. After that, this process may use the memory for other things, even if a
+server is still reading it. This is harmless: weights are used only after a whole update has succeeded.
 """
 
 from __future__ import annotations
