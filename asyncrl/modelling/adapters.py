@@ -1,4 +1,4 @@
-"""LoRA adapters in a Hugging Face model: their tensors, and the changes of the model's matrices that they make.
+"""LoRA adapters in a Hugging Face model: their tensors, and how they change the model's matrices.
 
 peft replaces a linear layer by its own layer, which keeps the original as `base_layer`. The names here are the names
 that the model has without adapters. peft is not imported: its layers are recognised by their attributes.

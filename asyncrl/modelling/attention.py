@@ -146,8 +146,8 @@ def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.devic
 
 
 def longest_plain(config: Any) -> int:
-    """The largest length of an input at which the length does not yet change how positions are encoded; sys.maxsize if
-    no length does.
+    """The largest length of an input whose positions are encoded as those of shorter inputs; sys.maxsize if the length
+    never changes how positions are encoded.
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
     than the original length. For dynamic rotary embeddings the result is 0: transformers scales them by the longest

@@ -116,7 +116,8 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
-        # Entropies are differentiable only if they are not a metric. That must not make two compiled functions.
+        # Entropies that are only a metric are not differentiable. Without `detach`, torch would compile one function
+        # for these, and another one for differentiable entropies.
         logprobs, entropies = logprobs.detach(), entropies.detach()
         temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled(_gradient) if compiled else _gradient
@@ -154,8 +155,8 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def _by_chunk(measured: Tensor, count: int, rows: int, device: torch.device) -> Iterator[Tensor]:
-    """The measured tokens in each chunk of `rows` tokens, of `count` in total, on the device. Their numbers are found
-    on the host, so that it need not wait for the device."""
+    """The measured tokens in each chunk, on the device. There are `count` tokens in all, and `rows` in each chunk. The
+    host counts the measured tokens of each chunk by itself, so it need not wait for the device."""
     starts = torch.tensor([chunk.start for chunk in _chunks(count, rows)] + [count])
     sizes = torch.searchsorted(measured, starts).diff().tolist()
     return iter(send(measured, device).split(sizes))

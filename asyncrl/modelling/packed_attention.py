@@ -50,8 +50,8 @@ def packed_attention(
 
     The result is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use this function only
     for models that `inspect_attention` accepts with `EXTRAS`. The layout may have a `group` of ranks. If the group
-    divides only tokens, the tokens are this rank's part of the pass. If it also divides the layers, the tokens are all
-    tokens of the pass, and the heads are this rank's.
+    divides only tokens, the tensors have this rank's part of the tokens, with all heads. If it also divides the layers,
+    the tensors have all tokens of the pass, with this rank's heads.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
     group = None if layout.group is None or layout.group.divides_layers else layout.group

@@ -104,7 +104,7 @@ class WeightFormat:
     def restore(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert all `published` tensors to the model's. Unchanged tensors share memory with `published`.
 
-        Raises ConfigError: transformers makes tensors of them that are not the model's.
+        Raises ConfigError: transformers makes other tensors of them than the model has.
         """
         restored: dict[str, Tensor] = {}
         for part in self.parts:
@@ -194,7 +194,8 @@ def _conversions(model: Any) -> list[Any]:
 
 
 def _used(model: Any, stored: Collection[str]) -> list[Any]:
-    """The conversions that `from_pretrained` would use, and keep on the model, for files with the tensors `stored`."""
+    """The conversions that `from_pretrained` would use for files with the tensors `stored`, and would keep on the
+    model."""
     conversions, own = get_model_conversion_mapping(model), model.state_dict()
     renamings, converters = _sorted(conversions)
     for name in sorted(stored, key=dot_natural_key):
