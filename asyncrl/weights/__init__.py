@@ -20,6 +20,6 @@ Supporting files:
 - buckets.py: buffers of many tensors; stored_tensors.py: frozen tensors, which need not travel
 - group.py, nccl.py: the process group of the learner and engines; threads.py: threads for this work
 
-You may add a route, change the encoding of deltas, buckets, threads and limits. Ask before you change the manifest or
-the protocol in transfers.py: the learner and the engines of a run must use the same ones.
+You may add a route, and change the encoding of deltas, buckets, threads and limits. Ask before you change the manifest
+or the protocol in transfers.py: the learner and the engines of a run must use the same ones.
 """

@@ -52,7 +52,7 @@ class GatheredBucket:
 
 
 def plan_buckets(entries: Sequence[TensorSpec], bucket_bytes: int, alignment: int = ALIGNMENT) -> list[Bucket]:
-    """Put `entries`, in their order, into buckets of at most `bucket_bytes`. A larger tensor has a bucket for
+    """Put `entries`, in their order, into buckets of at most `bucket_bytes`. A tensor with more bytes gets a bucket for
     itself."""
     return _filled([[entry] for entry in entries], bucket_bytes, alignment)
 
@@ -60,9 +60,9 @@ def plan_buckets(entries: Sequence[TensorSpec], bucket_bytes: int, alignment: in
 def tight_buckets(
     entries: Sequence[TensorSpec], bucket_bytes: int, group_of: Callable[[str], str] = str
 ) -> list[Bucket]:
-    """Put `entries` into buckets without gaps, the widest dtypes first. Tensors of one dtype for whose names
-    `group_of` returns the same text form a group, which is never split. A bucket is larger than `bucket_bytes` only if
-    it has a single group.
+    """Put `entries` into buckets without gaps, the widest dtypes first. Tensors form a group if they have the
+    same dtype, and `group_of` returns the same text for their names. A group is never split. A bucket is larger than
+    `bucket_bytes` only if it has a single group.
     """
     groups: dict[tuple[str, str], list[TensorSpec]] = {}
     for entry in sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize):

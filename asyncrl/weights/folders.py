@@ -145,8 +145,8 @@ def write_folder(
 
 
 def link_folder(folder: Folder, directory: Path) -> Folder:
-    """Make a second folder of the same version under `directory`, which stays when `folder` is removed. It has hard
-    links to the files, or copies if the file system has no links. Raises OSError: it cannot be written.
+    """Make a second folder of the same version under `directory`. The second folder stays when `folder` is removed. It
+    has hard links to the files, or copies if the file system has no links. Raises OSError: it cannot be written.
     """
 
     def link(partial: Path) -> None:

@@ -157,7 +157,7 @@ def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected:
 
 def places(edges: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
     """Find the bytes [start, stop) of concatenated arrays. Yields the index of each array that has some of these bytes,
-    and their slice of that array.
+    and the slice of the array in which they are.
 
     Array i has the bytes [edges[i], edges[i + 1]) of the whole.
     """
@@ -215,8 +215,8 @@ def take_snapshot(
     each: Map = map,
     canary: Canary | None = None,
 ) -> WeightSnapshot:
-    """Take a snapshot of `tensors`. It shares the memory of those that are contiguous. `each` is called like the
-    builtin `map`, and may compute several checksums at once."""
+    """Take a snapshot of `tensors`. Contiguous tensors are not copied: the snapshot shares their memory. `each` is
+    called like the builtin `map`, and may compute several checksums at once."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)

@@ -94,8 +94,8 @@ class ServerFacts:
 
     @property
     def spare_gpu(self) -> torch.device | None:
-        """The last of this machine's GPUs that no server uses; None if servers use all of them. The last is taken
-        because the learner has the first GPUs."""
+        """The last GPU of this machine that no server uses; None if servers use all GPUs. It is the last one, because
+        the learner has the first GPUs."""
         free = set(range(self.visible)) - {*self.taken, *(self.gpus if self.here else ())}
         return torch.device("cuda", max(free)) if free else None
 
@@ -151,7 +151,7 @@ def routes_to_engines(settings: RouteSettings, device: torch.device) -> RouteCho
     """Choose the routes from the learner to its engines. The learner and each engine call this and choose the same
     routes.
 
-    `device` is the one that holds the weights in this process, the learner's or an engine's.
+    `device` holds the weights in this process, which is the learner's or an engine's.
     """
     return choose(TO_ENGINES, settings.to_engines, EngineFacts(settings, device.type == "cuda"))
 

@@ -4,7 +4,7 @@ Receivers pull (transfers.py has the protocol), each with a bounded number of ch
 back-pressure: a slow receiver delays only itself. The server has its own thread, and training waits for no receiver. A
 malformed request, or a request of another run, is answered `refused` with the reason, and counted.
 
-The last `history` deltas are kept for receivers that hold one of their bases. Host memory holds one version, its
+The last `history` deltas are kept for receivers that hold the base of one of them. Host memory holds one version, its
 deltas, and the versions in transfer.
 """
 

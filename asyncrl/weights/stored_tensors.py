@@ -1,7 +1,7 @@
 """Reads frozen tensors from the weight files with which the run began, so that they need not travel.
 
-A tensor of a file is used only if its bytes, once converted to the dtype in the version's manifest, have the checksum
-in the manifest. So files with other weights do no harm: they only cost the time to read them.
+A tensor of a file is first converted to its dtype in the version's manifest. The tensor is used only if its bytes then
+have the checksum in the manifest. So files with other weights do no harm: they only cost the time to read them.
 """
 
 from __future__ import annotations

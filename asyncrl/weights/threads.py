@@ -44,8 +44,8 @@ class NewestOnly:
         self._waiting: Callable[[], None] | None = None
 
     def begin(self, call: Callable[[], None]) -> Future[None]:
-        """Let `call` wait for its turn, and drop the one that waits. The future has the error of the call that is made
-        in its place."""
+        """Let `call` wait for its turn, and drop the call that waited before. The future has the error of the call that
+        is made at this turn: `call` itself, or a newer call that has replaced it."""
         with self._lock:
             self._waiting = call
         return self._thread.submit(self._take)
