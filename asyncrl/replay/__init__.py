@@ -13,8 +13,8 @@ This package keeps five of the promises in docs/concepts.md:
 - 4, a failure is never a reward of zero: `failures/`.
 - 5, groups are whole: `groups.py`, and `labels/units.py` for groups that are scored as a whole.
 
-It also keeps a part of promise 7, back-pressure: `starts/` limits the episodes, `client/link.py` the unanswered
-requests of a client, and `server.py` the requests that it receives.
+It also keeps a part of promise 7, back-pressure: `starts/` limits the episodes. `client/link.py` limits the unanswered
+requests of a client, and `server.py` limits the requests that it receives.
 
 In reading order: `starts/admission.py`, `protocol.py` (the requests), `service.py` (what each request does),
 `tickets.py`, `groups.py`, `labels/`, `batches/`, `store/`, then `messages.py`, `server.py`, `committer.py`,

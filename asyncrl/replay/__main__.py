@@ -34,7 +34,7 @@ log = logging.getLogger("asyncrl.replay")
 
 
 def run(config: TrainConfig) -> None:
-    """Serve until a signal, or until the run is done. Waits while the disk has no room to begin.
+    """Serve until a signal, or until the run is done. If the disk is too full to start, waits for room.
 
     Raises ConfigError: the port is taken; StoreError: the store cannot be opened.
     """
@@ -55,7 +55,8 @@ def run(config: TrainConfig) -> None:
         )
         stack.enter_context(closing(listener))
         address = store.path / ENDPOINT_FILE
-        # A restarted replay mostly has its old address. So it serves at once, even on a full disk, and can say so.
+        # A restarted replay usually has its old address, so nothing must be written. Then it serves at once even if the
+        # disk is full, and can tell its clients that the disk is full.
         if not (address.exists() and address.read_text() == endpoint):
             when_there_is_room(lambda: write_whole(address, endpoint), stop, str(address))
         log.info("replay serves %s from %s", endpoint, store.path)

@@ -49,7 +49,7 @@ from asyncrl.wire import Buffer
 log = logging.getLogger(__name__)
 
 REPLIES_BYTES = 32 << 20
-"""A commit takes no further request once its replies exceed this size. The others wait for the next commit."""
+"""A commit takes no further request once its replies exceed this size. The other requests wait for the next commit."""
 TICK_S = 0.25
 REPORT_S = 5.0
 PATIENCE_S = 1.0
@@ -259,7 +259,7 @@ class Committer:
 
     def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
         """Return a reply for each client of this commit, including the waiting ones. The replies say that nothing was
-        stored. Continue with the leases in the store."""
+        stored. Also read the leases from the store again."""
         reason = self._postpone(error)
         self._commits.say(reason)
         waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]

@@ -150,7 +150,7 @@ def wait_s(config: ReplayConfig) -> float | None:
 
 
 def masks_old(config: ReplayConfig) -> bool:
-    """True if tokens that are too old are masked in a run that can (`TrainConfig.can_mask`)."""
+    """True if tokens that are too old are masked, in a run that can mask tokens (`TrainConfig.can_mask`)."""
     given = config.old_groups.mask
     return config.can_mask if given is None else given
 

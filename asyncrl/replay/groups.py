@@ -1,8 +1,9 @@
-"""Opens groups when admission allows it, and issues new tickets (permissions to play an episode) for failed members.
-If a member fails too often, its whole group is dropped, unless further attempts cost less than its other episodes.
+"""Opens groups when admission allows it, and issues new tickets (permissions to play an episode) for failed members. If
+a member fails too often, its whole group is dropped, unless the further attempts are fewer than the episodes of the
+group that they may save.
 
 A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were admitted
-when groups were opened, without those of trajectories that were thrown away later. `starts/admission.py` and
+when groups were opened, minus the uses that became free when trajectories were thrown away. `starts/admission.py` and
 `starts/pacing.py` limit this counter.
 """
 
@@ -139,7 +140,8 @@ class OpenGroups:
         """True if a member that has used up its attempts gets another one, to save the other episodes of its group.
 
         The further attempts of all members must be fewer than the episodes that they may save: the delivered ones, or
-        the labelled ones if a scoring failed. A member that would be played in the same way again gets none."""
+        the labelled ones if a scoring failed. A demonstration or a greedy member gets no further attempt, since it
+        would be played in the same way again."""
         if group.is_demonstration(member) or not self._settings.temperature_of(group, member):
             return False
         further = sum(max(0, failed + 1 - self._settings.max_attempts) for failed in group.attempts[: group.played])

@@ -4,9 +4,9 @@ A helper thread applies and commits a batch of requests (`committer.py`) while t
 (group commit). No reply is sent before its request is committed. Reads of stored trajectories need no commit and are
 answered at once. A request that only renews a lease waits briefly for other requests, to share their commit.
 
-Back-pressure: a commit takes at most BATCH requests, and as many more are received meanwhile. It takes fewer if their
-replies become too large. Further requests stay in the bounded queues of the sockets, and a client stops sending when
-too many of its requests are unanswered.
+Back-pressure: a commit takes at most BATCH requests, or fewer if their replies become too large. During a commit, at
+most BATCH further requests are received. All other requests stay in the bounded queues of the sockets, and a client
+stops sending when too many of its requests are unanswered.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReplayServer:
         self._undelivered = Throttled(log, "a requester has left, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set, or until the run is over. Waits while the disk has no room to begin.
+        """Serve until `stop` is set, or until the run is over. If the disk is too full to start, waits for room.
 
         Raises StoreError: the store is damaged; StoppedError: `stop` was set before there was room."""
         when_there_is_room(self._committer.start, stop, f"the store {self._store.path}")

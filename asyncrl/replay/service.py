@@ -55,7 +55,7 @@ class ReplayService:
     - `clock`: gives monotonic seconds.
     - `failed_handshakes`: returns the number of the socket's failed handshakes.
     - `run`: if set, the store and all requests must belong to this run. A request without a run may only read.
-    - `ends`: if true, the replay tells its workers when the learner has reported that the run is done, and then ends.
+    - `ends`: if true, the learner's report that the run is done makes the replay tell its workers, and then end.
     - `spans`: records the stages of episodes and groups.
     """
 
@@ -105,8 +105,8 @@ class ReplayService:
         self.readers = Readers(clock)
 
     def start(self, tx: Transaction) -> None:
-        """Continue from the store. Every worker with work gets a fresh lease. This writes nothing to a store that the
-        service has started from before, since after a failed commit it runs in a read-only transaction.
+        """Continue from the store. Every worker with work gets a fresh lease. If the service has started from this
+        store before, the call writes nothing: after a failed commit it runs in a read-only transaction.
 
         Raises StoreError: the store was imported and has no run to continue, or it belongs to another run."""
         if tx.counter("imported"):
@@ -121,7 +121,8 @@ class ReplayService:
         self._filter_limit.resume(tx.count("plans") > 0, bool(tx.get("meta", ABOVE_1, bool)))
 
     def clean(self, tx: Transaction) -> None:
-        """Remove what the settings of this process do not keep: after a resume they may differ from those before."""
+        """Remove what the settings of this process do not keep. After a resume, the settings may differ from the
+        earlier ones."""
         self._planning.evict_old(tx)
         self._groups.forget_untrained(tx)
 
@@ -185,7 +186,8 @@ class ReplayService:
         self._put_off, self._put_off_at = reason, self._clock()
 
     def _old_text(self) -> str:
-        """The old groups for which the learner waits, as the end of a sentence about it. Empty if it waits for none."""
+        """The old groups for which the learner waits, as the end of a sentence about the learner. Empty if it waits for
+        none."""
         wait = self._planning.old_wait
         return "" if wait is None or self._waits.now_s() is None else self._old_groups.described(wait)
 

@@ -37,7 +37,8 @@ class ReplaySettings:
     - `wait_s`: the longest time for which a step waits for running groups that would become too old (see `old_groups`).
       0: no step waits. `None`: for at most the time that the learner takes to train a step, or
       less if it seldom lacks a full batch.
-    - `masks_old`: true if tokens that are too old are masked instead of throwing away their group (see `old_tokens`).
+    - `masks_old`: true if tokens that are too old are masked, so that their group need not be thrown away (see
+      `old_tokens`).
     - `greedy_sibling`: true if the first member of every group is sampled greedily.
     - `needs`: returns the kinds of scores that the tasks of a data source need.
     - `keep_steps`: the number of steps for which trajectories are kept after their training. Infinity keeps all

@@ -32,8 +32,8 @@ PAGE = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTrajectory:
-    """Everything that is stored of one trajectory. `trajectory` and `labels` are `None` after they were deleted.
-    `dead_letter` is `None` unless the trajectory is a dead letter."""
+    """Everything that is stored of one trajectory. `trajectory` and `labels` are `None` if they are not stored, for
+    example after they were deleted. `dead_letter` is `None` unless the trajectory is a dead letter."""
 
     id: str
     facts: TrajectoryRecord | None
@@ -89,7 +89,7 @@ class StoredRun:
         return self._read(self._shards[0], changes)
 
     def steps(self) -> int:
-        """The number of steps with a recorded plan."""
+        """The number of steps that every shard has planned."""
         return min(self.each(Transaction.count, "plans"))
 
     def dead_letters(self) -> list[tuple[str, DeadLetter]]:
@@ -131,7 +131,7 @@ class StoredRun:
         return self._read(self._shard_of(name), _trajectory, name)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        """The bytes of an image of a trajectory. `name` is the image's digest. Raises RefusedError: the image is not
         stored."""
         return self._read(self._shard_of(trajectory), _image, trajectory, name)
 

@@ -1,7 +1,7 @@
 """Counts what becomes of each cohort: the groups that were begun at one policy version.
 
-The counts are a part of the store, and change in the transaction that opens or closes a group. An open cohort takes a
-few hundred bytes. A counted cohort is added to the `Selection` of the run and deleted.
+The counts are a part of the store, and change in the transaction that opens or closes a group. A cohort takes a few
+hundred bytes until it is counted. To count it means to add it to the `Selection` of the run, and to delete it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from asyncrl.replay.store.transaction import Transaction
 SELECTION = "selection"
 """The key in the table `meta` under which the `Selection` of all counted cohorts is stored."""
 OLDEST = "oldest_cohort"
-"""The name of a counter: it has the version of the oldest cohort that is not counted yet."""
+"""The name of the counter that has the version of the oldest cohort that is not counted yet."""
 TRAINED, MASKED = TrajectoryState.TRAINED.value, "masked"
 
 
 class Moments(Struct, array_like=True):
-    """Sums of a quantity over groups: `of_trained` over the trained groups, `total` over the trained and evicted
-    groups, and `squares` of its squares over the same groups."""
+    """Sums of a quantity over groups. `of_trained` is its sum over the trained groups, and `total` its sum over the
+    trained and evicted groups. `squares` is the sum of its squares over the trained and evicted groups."""
 
     of_trained: float = 0.0
     total: float = 0.0
@@ -121,7 +121,8 @@ def _values(episodes: list[TrajectoryRecord]) -> dict[str, float]:
 
 
 def _count_decided(tx: Transaction) -> None:
-    """Count cohorts in order, up to the first one with an open group. More groups may begin at the newest version."""
+    """Count cohorts in order, up to the first one with an open group. The cohort of the newest version is not counted,
+    since more groups may begin at this version."""
     oldest = tx.counter(OLDEST)
     while oldest < tx.counter("version"):
         cohort = _cohort(tx, oldest)

@@ -9,7 +9,7 @@ from asyncrl.observe.spans import NoSpans, Spans
 LEARNER_TRACK = "learner waits"
 """The track of the spans in which the learner waits for a plan. Each span has the cause of the wait as its name."""
 LACKING = {"old_groups": "complete old groups"}
-"""The words for a cause of a wait in the name of its span, if they differ from the cause."""
+"""The words that the name of a span uses for a cause of a wait, if they differ from the cause."""
 
 
 class LearnerWaits:
@@ -44,8 +44,8 @@ class LearnerWaits:
         return None if self._waits_since is None else self._clock() - self._waits_since
 
     def look(self, missing: Callable[[], str]) -> None:
-        """Add the time since the last look to its cause, and note the cause from now on. `missing` is called only
-        during a wait."""
+        """Add the time since the last look to the cause that was noted then, and note the present cause. `missing` is
+        called only during a wait."""
         if self._since is not None:
             now = self._clock()
             self.seconds[self._cause] += now - self._since

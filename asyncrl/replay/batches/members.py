@@ -15,7 +15,8 @@ from asyncrl.wire import decode, read_trajectory, split
 
 @dataclass
 class Members:
-    """The facts about its trajectories that a plan records. `shared` and `young` are only valid if none is damaged.
+    """The facts that a plan records about its trajectories. `shared` and `young` are only valid if no trajectory is
+    damaged.
 
     - `records`: the trajectories with their ids, in the order of the plan
     - `shared`: the length in tokens of the prefix that each trajectory shares with the trajectory before it. 0 for the

@@ -6,26 +6,28 @@ group is thrown away. So before a step is planned, `OldGroups` compares two numb
 - `unfinished`: the groups that are not complete, and that may have tokens of version u or older
 - `later`: the groups that the batches after this step can train until version u + max_lag
 
-The step waits as long as `unfinished` exceeds `later` for some u. It does not wait if its batch is full of groups that
-are as old as u, because then waiting would let no further old group into the batch.
+The step waits as long as `unfinished` exceeds `later` for some u. It does not wait if its batch is full of groups as
+old as u, which are groups with tokens of version u or older. Then waiting would let no further old group into the
+batch.
 
-With this rule no group becomes too old. Let n(u) be the number of groups in no plan yet that may have tokens of
+With this rule no group becomes too old. Let n(u) be the number of groups that are in no plan yet and may have tokens of
 version u or older. Let r(u) be the number of groups that the batches from the next step on can train until version u +
 max_lag.
 
 The claim is n(u) <= r(u). At the last step of version u + max_lag, r(u) is one batch. That batch takes the oldest
-groups first, and so all that are left. The claim holds from the beginning of version u on:
+groups first, so it takes all groups that n(u) still counts. The claim holds from the beginning of version u on:
 
-- Begin: while u is the newest version, n(u) counts at most all groups in no plan. Admission let in at most
-  (max_lag + u + 1) * B trajectories by then, just as many as all batches until version u + max_lag train. So the claim
-  holds. Episodes that start later have newer tokens.
+- Begin: while u is the newest version, n(u) counts at most all groups in no plan. With B trajectories trained per
+  version, admission has let in at most (max_lag + u + 1) * B trajectories by then. All batches until version u +
+  max_lag train just as many. So the claim holds. Episodes that start later have newer tokens.
 - Step: a batch that is full of groups as old as u lowers both numbers by one batch. Any other batch takes all complete
-  groups as old as u. It is planned only once `unfinished` <= `later`, which is the claim for the time after that batch.
+  groups as old as u. Such a batch is planned only once `unfinished` <= `later`, which is the claim for the time after
+  this batch.
 
-The claim also needs the versions that tickets name: an episode starts only once its engine serves that version or a
-newer one. If the wait has a limit of its own, a ticket names the version that is the newest when it is given out. With
-the default limit, it may name an older version u, if all groups in no plan are at most r(u) at that moment
-(`starts/fresh_starts.py`).
+The claim also relies on tickets. A ticket names a version, and its episode starts only once the engine serves that
+version or a newer one. If `wait_s` sets the limit of the wait, a ticket names the version that is the newest when the
+ticket is given out. With the default limit, a ticket may name an older version u if at most r(u) groups are in no plan
+at that moment (`starts/fresh_starts.py`).
 
 The wait ends at the latest when all groups are complete, since nothing is unfinished then. Groups that filters refuse
 make the numbers smaller.
@@ -36,8 +38,8 @@ So the wait is useful at the last step of a run, too, although later(u) then cou
 Some groups still become too old:
 
 - groups that are given up after the limit of a wait, which is short by default
-- groups of episodes that started with an older version than their ticket names, after a wait of minutes
-- groups that still run while a step takes nothing of this shard
+- groups with an episode that waited for minutes and then started with an older version than its ticket names
+- groups that still run while a step trains nothing from this shard
 - surplus groups of `replay.oversample`
 - groups that outlive a change to a smaller max_lag
 
@@ -58,17 +60,19 @@ from asyncrl.replay.store.transaction import Transaction
 from asyncrl.text import duration
 
 FIRST_WAITED_FOR = "first_waited_for"
-"""The counter that has the oldest version whose groups are waited for. Older groups were given up after a limit."""
+"""The counter that has the oldest version whose groups are waited for. Groups of older versions were given up because a
+wait for them reached its limit."""
 EARLY_STARTS = "early_starts"
-"""The counter with the largest number of versions between the oldest version that a ticket names and the version at
-which its group was opened."""
+"""The counter with the largest number of versions by which the version that a ticket names was older than the version
+at which the ticket's group was opened."""
 LIMITS_REACHED = "wait_limits_reached"
 """The counter of steps that were planned only because the wait had reached its limit."""
 STEPS = 8
-"""The number of last steps whose median time of training limits a wait if the settings have no limit."""
+"""The number of last steps whose training times count: their median limits a wait if the settings have no limit."""
 IDLE = 3
-"""A wait takes at most this many times the time for which the learner lacks a full batch anyway. Groups that complete
-during the wait shorten that time. A learner that never lacks a batch, since engines are faster, never waits."""
+"""A wait for old groups takes at most this many times the time for which the learner waits for a full batch in any
+case. Groups that complete during the wait shorten that time. If engines are so fast that the learner never lacks a full
+batch, it never waits for old groups."""
 ASKED_S = 60.0
 """A learner that has requested nothing for longer than this has died, or was stopped. Its wait begins again."""
 
@@ -90,8 +94,9 @@ class OldWait:
 class OldGroups:
     """The waits of one shard. `clock` gives monotonic seconds.
 
-    After `limit_s` seconds of one step's wait, the step is planned, and its groups are never waited for again, also
-    after a restart. A restart of the replay begins the present wait again, and forgets how long steps took.
+    When a step has waited for `limit_s` seconds, it is planned. The groups for which it waited are never waited for
+    again, even after a restart. After a restart of the replay, the present wait begins again, and the times that steps
+    took are forgotten.
     """
 
     def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
@@ -109,8 +114,9 @@ class OldGroups:
 
     @property
     def limit_s(self) -> float:
-        """The longest wait: `ReplaySettings.wait_s`, or the median time for which the learner trained the last steps,
-        but at most IDLE times as long as it then lacked a full batch, on average. 0 before these times are known."""
+        """The longest wait in seconds: `ReplaySettings.wait_s`, if it is set. Otherwise it is the shorter of two times:
+        the median training time of the last steps, and IDLE times the mean time for which the learner lacked a full
+        batch before them. 0 before these times are known."""
         fixed = self._settings.wait_s
         if fixed is not None:
             return fixed
@@ -135,7 +141,7 @@ class OldGroups:
         self._planned = step, self._clock()
 
     def _full(self, step: int) -> None:
-        """Note that the batch of `step` is full: what the learner waits from now on, it waits for old groups."""
+        """Note that the batch of `step` is full: from now on the learner waits only for old groups."""
         if self._asked_for is not None and self._asked_for[0] == step and not self._is_counted:
             self._idle_s.append(self._clock() - self._asked_for[1])
             self._is_counted = True
@@ -200,7 +206,7 @@ class OldGroups:
             yield min(versions)
 
     def may_wait(self, tx: Transaction, step: int, wait: OldWait) -> bool:
-        """True if the learner, which has nothing else to do, still waits. False once the wait of this step has reached
+        """True if the learner still waits before `step`, which it must have requested. False once this wait has reached
         its limit."""
         self._full(step)
         now = self._clock()

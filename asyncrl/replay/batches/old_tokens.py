@@ -30,8 +30,8 @@ class Young(NamedTuple):
 
 
 def deciding_version(settings: ReplaySettings, group: ReadyGroup) -> int:
-    """The version by whose age a complete group is thrown away: that of its oldest token, or with the mask the newest
-    version that is known to have sampled one of its tokens."""
+    """The version whose age decides if a complete group is thrown away: the version of the group's oldest token. If old
+    tokens are masked, it is the newest version that is known to have sampled one of the group's tokens."""
     return max(group.oldest, group.newest) if settings.masks_old else group.oldest
 
 

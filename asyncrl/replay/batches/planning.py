@@ -57,7 +57,7 @@ class Planning:
         self._pace = pace
         self._old_groups = old_groups
         self.old_wait: OldWait | None = None
-        """The groups for which the step that the learner requested last must wait. `None` if it need not."""
+        """The groups for which the step of the learner's last request must wait. `None` if the step need not wait."""
         self._dead_letters = dead_letters
         self._stages = stages
         self._wanted = settings.batch_size // settings.group_size
@@ -113,12 +113,13 @@ class Planning:
         return plan
 
     def plan_at_once(self, tx: Transaction, step: int) -> BatchPlan:
-        """The recorded plan of `step`, or a new plan, which waits for no old groups. It has no trajectories if too few
-        groups are ready. Raises RefusedError: `step` has no plan, and is not the next step to plan."""
+        """The recorded plan of `step`, or else a new plan. A new plan waits for no old groups, and has no trajectories
+        if too few groups are ready. Raises RefusedError: `step` has no plan, and is not the next step to plan."""
         self._reach(tx, step)
         if (plan := self._planned(tx, step, lambda wait: False)) is not None:
             return plan
-        # Admission lets in a batch for each step. This one takes none, so that it must let in none.
+        # Admission lets in one batch of trajectories for each step. This step trains none, so admission must let in
+        # none for it.
         tx.add("committed", self._settings.batch_size)
         return self._record(tx, step, [], Members())
 
@@ -139,7 +140,7 @@ class Planning:
 
     def _planned(self, tx: Transaction, step: int, waits: Callable[[OldWait], bool]) -> BatchPlan | None:
         """The recorded plan of `step`, or a new plan. `None` if too few groups are ready, or if the step must wait for
-        old groups and `waits` says that it still does."""
+        old groups and `waits` returns true."""
         recorded = tx.get("plans", step, BatchPlan)
         if recorded is None and step != tx.count("plans"):
             raise RefusedError(f"step {step} cannot be planned: the next step is {tx.count('plans')}")
@@ -178,7 +179,7 @@ class Planning:
         """The reason why there is no plan:
 
         - "old_groups": the step waits for old groups
-        - "labels": enough groups are delivered, and only lack scores
+        - "labels": enough groups are delivered, but some of them lack scores
         - "store": the store is too full for new tickets
         - "episodes": in all other cases
         """

@@ -53,8 +53,8 @@ class Filters:
     def reason(self, members: Sequence[TrajectoryRecord], named: Sequence[float] = ()) -> str | None:
         """The reason why the group is refused. `None` if it is accepted.
 
-        The argument `named` has the members' scores that the property `named` names. It is empty, and no scores are
-        compared, if a label lacks that score because it is older than this filter.
+        If the property `named` names a score, the argument `named` has this score of each member. The argument is empty
+        if a label lacks the score because the label is older than this filter. Then no scores are compared.
         """
         scores: Sequence[float] = ()
         if self.zero_variance:

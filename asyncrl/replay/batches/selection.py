@@ -8,16 +8,19 @@ The test asks if the age bound chooses by length, turns or reward. In each cohor
 the evicted ones. Groups that filters or failures removed say nothing about the age bound, and are left out.
 
 If eviction were independent of a quantity x, the trained groups would be a random choice from the trained and evicted
-groups of the cohort. Let N be the number of these, T trained and E evicted, m the mean and s the standard deviation of
-x (with N - 1). The sum of (x - m) / s over the trained groups then has the mean 0 and the variance T * E / N. This is
-the stratified permutation test of Mantel (1963, JASA 58, 690-700).
+groups of the cohort.
 
-A run looks again and again at the sums over its cohorts: S of the deviations, and V of the variances. So the evidence
-is the normal mixture of Robbins (1970, The Annals of Mathematical Statistics 41, 1397-1409), with a constant r:
-sqrt(r / (V + r)) * exp(S^2 / (2 * (V + r))).
+Let a cohort have T trained and E evicted groups, N in total. Let m be the mean of x over these groups, and s its
+standard deviation (with N - 1). The sum of (x - m) / s over the trained groups then has the mean 0 and the variance
+T * E / N. This is the stratified permutation test of Mantel (1963, JASA 58, 690-700).
 
-With normal deviations, the evidence ever reaches 1 / a with a probability of at most a. The deviations of cohorts are
-only nearly normal, so a test simulates runs with small cohorts and skewed quantities.
+Let S be the sum of these deviations over the cohorts of a run, and V the sum of the variances. A run tests S and V
+again and again. So the evidence is the normal mixture of Robbins (1970, The Annals of Mathematical Statistics 41,
+1397-1409), with a constant r: sqrt(r / (V + r)) * exp(S^2 / (2 * (V + r))).
+
+If the deviations are normal and there is no bias, the probability that the evidence reaches 1 / a at any time is at
+most a. The deviations of cohorts are only nearly normal, so a unit test simulates runs with small cohorts and skewed
+quantities.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from typing import Any
 from msgspec import Struct
 
 ENDS = ("trained", "masked", "evicted", "filtered", "dropped", "dead")
-"""The ends of an episode. An episode is `trained` if a batch contains it, and `masked` if that batch trains none of its
-tokens, since all are too old."""
+"""The ends of an episode. An episode is `trained` if a batch trains some of its tokens. It is `masked` if a batch
+contains it but trains none of its tokens, since all are too old."""
 WHOLE = ("episodes", "tokens", "turns", "scored")
 """The fields of `Sums` that are whole numbers."""
 QUANTITIES = ("length", "turns", "reward")
@@ -101,9 +104,8 @@ class Contrast(Struct, array_like=True):
 
     @classmethod
     def of_sums(cls, trained: int, evicted: int, of_trained: float, total: float, squares: float) -> Contrast:
-        """The test of one cohort, from its numbers of groups and the sums of the quantity: over the trained groups,
-        over all, and of all squares. It says nothing unless some groups are trained, some evicted, and groups
-        differ."""
+        """The test of one cohort, from its numbers of groups and sums of the quantity (see `cohorts.Moments`). It says
+        nothing unless some groups are trained, some are evicted, and the quantity differs between groups."""
         groups = trained + evicted
         if not trained or not evicted:
             return cls()
@@ -130,8 +132,8 @@ class Contrast(Struct, array_like=True):
         return 0.5 * math.log(MIXTURE / whole) + self.deviation**2 / (2 * whole)
 
     def is_bias(self, false_alarm: float = FALSE_ALARM) -> bool:
-        """True if more than chance chooses. In a run without a bias, this is true for any of QUANTITIES at any time
-        with a probability of at most `false_alarm`."""
+        """True if the age bound chooses by this quantity more than chance explains. In a run without a bias, this is
+        true for any of QUANTITIES at any time with a probability of at most `false_alarm`."""
         # Each of the quantities gets an equal part of the false alarms.
         return self.log_evidence >= math.log(len(QUANTITIES) / false_alarm)
 
@@ -205,7 +207,7 @@ class Selection(Struct, array_like=True):
 
     @classmethod
     def from_values(cls, rows: Iterable[Mapping[str, Any]]) -> Selection:
-        """The selection over all shards from a row of metrics of each. Rows may lack the metrics."""
+        """The selection over all shards, from one row of metrics of each shard. Rows may lack the metrics."""
         return sum_selections(map(_from_row, rows))
 
 

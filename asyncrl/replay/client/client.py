@@ -171,8 +171,8 @@ class ReplayClient:
         self._send(protocol.RenewLease(self._worker))
 
     def label(self, labels: Sequence[Labels]) -> list[RefusedError | WireError | None]:
-        """Deliver labels. Returns once all are durable or refused. Each result is the error with which the replay
-        refused the labels, or because of which they cannot be encoded. It is None for labels that were taken."""
+        """Deliver labels. Returns once all are durable or refused. Each result is `None` if the labels were taken.
+        Otherwise it is the error: the replay refused the labels, or they cannot be encoded."""
         request = protocol.PutLabels(self._worker, self._incarnation)
         answers = self._deliver([_encoded(request, labels_message(each)) for each in labels])
         return [None if isinstance(answer, Answer) else answer for answer in answers]
@@ -229,7 +229,7 @@ class ReplayClient:
         return (_stored(frame) for answer in answers for frame in answer.frames)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        """The bytes of an image of a trajectory. `name` is the image's digest. Raises RefusedError: the image is not
         stored."""
         return bytes(self._send(protocol.FetchImage(trajectory, name)).frames[0])
 
@@ -334,8 +334,8 @@ def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
 
 
 def _encoded(request: ReplayRequest, message: Message, further: Sequence[Buffer] = ()) -> Request | WireError:
-    """The request with the frames of the message and these further ones, or the error of a message that cannot be
-    encoded."""
+    """The request with the frames of the message and the `further` frames. If the message cannot be encoded, the
+    error."""
     try:
         return request, [*encode(message), *further]
     except WireError as error:

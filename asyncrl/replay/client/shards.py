@@ -35,8 +35,8 @@ class ShardedReplay:
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
         """Record the learner's configuration. Returns all changes of the run so far. Only the first shard stores them.
-        They hold from the first step that some shard has not planned: it cannot have been trained. Raises ConfigError:
-        see `ReplayClient.configure`."""
+        The changes hold from the first step that some shard has not planned, since this step cannot have been trained.
+        Raises ConfigError: see `ReplayClient.configure`."""
         try:
             planned = min(self._all(lambda client: client.status()["depth_plans"]))
         except RefusedError as error:
@@ -82,7 +82,7 @@ class ShardedReplay:
         return self._by_id(ids, lambda client, own: client.fetch(own))
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        """The bytes of an image of a trajectory. `name` is the image's digest. Raises RefusedError: the image is not
         stored."""
         return self._clients[shard_of(trajectory, len(self._clients))].image(trajectory, name)
 

@@ -97,8 +97,8 @@ class FailureLimit:
         return len(self._window) >= FEWEST_HOPELESS and share >= HOPELESS_SHARE and not self._was_healthy
 
     def _may_recover(self) -> bool:
-        """True if the limit is HOPELESS_SHARE, and the failed share is below it once those that `_long` counts are
-        taken as successes."""
+        """True if the limit is HOPELESS_SHARE, and the failed share is below it when each ticket or trajectory that
+        `_long` counts is taken as a success."""
         return self._max_share is None and sum(self._window) < HOPELESS_SHARE * (len(self._window) + self._long())
 
     def _long(self) -> int:
@@ -133,7 +133,7 @@ class FailureLimit:
 
 
 def check_all(limits: Mapping[str, FailureLimit], run: str) -> None:
-    """Raises TooManyFailuresError: according to one of the limits, the run must end. `run` is its folder."""
+    """Raises TooManyFailuresError: according to one of the limits, the run must end. `run` is the folder of the run."""
     for limit in limits.values():
         if verdict := limit.verdict():
             raise TooManyFailuresError(

@@ -9,9 +9,10 @@ unknown. Such a run never ends as solved.
 
 Groups whose members all failed alike may be normal for a task that is seldom solved: with one success in a thousand
 episodes, 125 groups of eight pass between two groups with different rewards. Such a group therefore counts by its
-members: EPISODES of them count as one group. The default limit of 256 groups then allows 10,240 episodes, in which such
-a success fails to come with a probability of 0.004%. Groups that are right, or refused although their members did not
-fail alike, count whole.
+members: EPISODES of them count as one group. The default limit of 256 groups then allows 10,240 episodes. The
+probability that none of them is such a success is 0.004%.
+
+A group counts as one whole group if it is right, or if its members did not fail alike.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ right, and was refused for a reason of OF_SOLVED."""
 ABOVE_1 = "outcome_above_1"
 """The key in the table `meta` that is true once an outcome of the run was above 1."""
 EPISODES = 40
-"""The number of members of groups that failed alike which counts as one refused group."""
+"""This many members of groups that failed alike count as one refused group."""
 OF_SOLVED = {"zero_variance", "reward_high"}
 """The reasons for which filters refuse groups whose tasks are solved."""
 REASONS = {
@@ -131,7 +132,7 @@ class FilterLimit:
 
     def check(self) -> None:
         """Raises TasksSolvedError or TooManyFailuresError: the filters have refused so many groups in a row that the
-        run must end, with or without this as its result."""
+        run must end. It is TasksSolvedError if the policy has learned to solve the tasks."""
         if self._limit is None or self.count < self._held_after or self._counted < self._limit * EPISODES:
             return
         end = f"{self.text()}. The run ends after {self.count} refused groups (replay.filter.max_refused={self._limit}"

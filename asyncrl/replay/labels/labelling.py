@@ -165,8 +165,8 @@ class Labelling:
         return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Give a scorer's leases to other scorers. The leases count as attempts only if the scorer died, not if a reply
-        was lost."""
+        """Give a scorer's leases to other scorers. The leases count as attempts only if the scorer `died`, not if a
+        reply was lost or the scorer has ended in order."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)
@@ -347,8 +347,8 @@ class Labelling:
         self._give_up(tx, [(name, record)], str(error))
 
     def _give_up(self, tx: Transaction, unit: Unit, reason: str) -> None:
-        """Make each trajectory of a unit a dead letter. If a member of a group has no attempts left after this, the
-        whole group is dropped."""
+        """Make each trajectory of a unit a dead letter. A member without attempts left may cause its whole group to be
+        dropped (see `OpenGroups.fail_member`)."""
         for name, record in unit:
             tx.afterwards(self._limit.left, name)
             group = GroupRecord.load(tx, record.group)

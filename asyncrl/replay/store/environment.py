@@ -55,7 +55,8 @@ def lacks_room(error: lmdb.Error, path: Path) -> bool:
 
 @contextlib.contextmanager
 def no_room_as_os_error(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors about a full disk into an OSError with ENOSPC, which other writes to a full disk raise."""
+    """Turn LMDB's errors about a full disk into an OSError with ENOSPC, the error that other writes to a full disk
+    raise."""
     try:
         yield
     except lmdb.Error as error:
@@ -117,8 +118,8 @@ def _require_whole(environment: lmdb.Environment, file: Path, writes: bool) -> N
     """Refuse a truncated file: a read beyond its end would kill the process with a signal.
 
     A few missing pages at the end are not damage: LMDB does not write pages that one transaction both took and freed.
-    This function adds the missing pages, which does not disturb another process that writes. Raises OSError: the disk
-    of a process that writes is full, so that it can wait for room.
+    This function adds the missing pages, which does not disturb another process that writes. Raises OSError if this
+    process writes and its disk is full: it can then wait for room.
     """
     whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     missing = whole - file.stat().st_size

@@ -170,7 +170,8 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 class StoreReader:
     """A store opened for reading only. Another process may have it open for writing. Without write access to LMDB's
-    table of readers, this process cannot add itself to the table. Instead it keeps writers out as long as it reads.
+    table of readers, this process cannot add itself to the table. Instead it keeps writers out as long as it has the
+    store open.
 
     Raises StoreError: there is no store in the folder, or it cannot be read.
     """
