@@ -5,7 +5,7 @@ reports the trajectory and the reason to the replay. The trajectory can then be 
 the replay sets it aside as a dead letter.
 
 judges.py runs users' code in processes that can be killed, so a rule that hangs disturbs nothing else. A group that a
-reward manager judges as a whole is leased as a whole. All its members get labels, or all have failed (promise 5).
+reward manager judges as a whole is leased as a whole. Either all its members get labels, or all fail (promise 5).
 
 In reading order:
 - worker.py: the loop of a scorer; scorer.py: the scores of leased trajectories

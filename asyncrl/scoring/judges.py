@@ -59,7 +59,7 @@ MARK = "ASYNCRL_JUDGE"
 refused because of this variable. Otherwise processes would start further processes without end."""
 
 _MOST_STACKS = 1 << 18
-"""The bytes of stacks that are read."""
+"""The maximum number of bytes that are read from the file of stacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class JudgePool:
     `judge_program.serve`, which receives `settings`.
 
     The first process starts at once, to report code that cannot be loaded. The other processes start when they are
-    needed. With `starts_later`, the first process starts with the first request, too, in the background. The processes
+    needed. With `starts_later`, the first process also starts only when it is needed, in the background. The processes
     inherit the descriptors `files`. `refused` counts the answers whose number was not that of the request.
 
     Raises ConfigError: the first process refuses its settings or does not start, or this process itself belongs to a
@@ -248,7 +248,7 @@ class _JudgeProcess:
     """A process that runs `judge_program.serve`, and the pipe to it, which carries messages in the wire format.
 
     The process leads its own session, so that all processes that its code has started are killed with it. A guard kills
-    them if this process ends.
+    them if the scorer's process ends.
     """
 
     def __init__(self, program: str, inherited: Sequence[int]) -> None:
@@ -270,7 +270,7 @@ class _JudgeProcess:
         theirs.close()
 
     def start(self, settings: Mapping[str, Any], limits: Limits) -> Message:
-        """The first message, after the process has got its settings. Raises: see `receive`."""
+        """The first message of the process, to which this method first sends the settings. Raises: see `receive`."""
         # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
         # machine can read command lines.
         self._pipe.send(json.dumps(settings).encode(), time.monotonic() + limits.start_timeout_s)
@@ -341,7 +341,8 @@ class _JudgeProcess:
 
     @property
     def end(self) -> str:
-        """The way in which a killed process had ended before, as the end of a sentence; empty if it is unknown."""
+        """The way in which the process had ended before `kill` was called, as the end of a sentence; empty if it is
+        unknown."""
         status = self._process.returncode
         if status >= 0:
             return f" with status {status}"

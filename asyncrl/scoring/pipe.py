@@ -27,8 +27,8 @@ _CHUNK = 1 << 20
 class TimedPipe:
     """One end of the pipe. It takes over the socket `end`.
 
-    `look` is called every WATCH_S seconds of a wait. It returns true if the other process has ended, and its errors end
-    the wait. Without `look`, waits have no limit.
+    `look` is called every WATCH_S seconds of a wait. It returns true if the other process has ended. An error that it
+    raises ends the wait. Without `look`, waits have no limit.
     """
 
     def __init__(self, end: socket.socket, look: Callable[[], bool] | None = None) -> None:
@@ -67,7 +67,7 @@ class TimedPipe:
         return bytes(data)
 
     def _wait(self, event: int, deadline: float) -> None:
-        """Wait until the socket takes or has bytes."""
+        """Wait until the socket can take bytes (the event POLLOUT) or has bytes (POLLIN)."""
         poll = select.poll()
         poll.register(self._end, event)
         if self._look is None:
@@ -79,7 +79,7 @@ class TimedPipe:
                 raise TimeoutError
             if poll.poll(1000 * min(WATCH_S, left)):
                 return
-            # Other processes may have copies of the other end, so that the pipe does not end with the process. What the
-            # process wrote before its end is read.
+            # Other processes may hold copies of the other end, so the pipe may stay open after the process has ended.
+            # The bytes that the process wrote before its end are still read.
             if self._look() and not poll.poll(0):
                 raise EOFError

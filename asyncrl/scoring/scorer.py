@@ -3,8 +3,8 @@
 Every episode gets labels (see labels.py) or an error. An episode that cannot be scored does not affect others: if a
 model fails on a batch, the batch's members are scored one by one.
 
-If a call of a reward model's server reports that the server is unavailable, the server gets an easy episode as a test.
-If it answers the test, it is available, and the episode of the failed call has failed.
+If a call of a reward model reports that the model's server is unavailable, the server gets an easy episode as a test.
+If the server answers the test, it is available. Then the episode of the failed call counts as failed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class KindUnavailableError(ScoringError):
 
 
 class Scorer:
-    """Labels episodes. A lease fails if it names a kind of score whose parameter is None. Several threads may share one
-    Scorer: it calls models from one thread at a time."""
+    """Labels episodes. A lease fails if it names a kind of score for which this Scorer was given None. Several threads
+    may share one Scorer: it calls models from one thread at a time."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class Scorer:
         self, leases: Sequence[Lease], called: Callable[[], None] = lambda: None
     ) -> Iterator[ScoredEpisode | ScoringError]:
         """Yield the result of each lease in the order of `leases`, as soon as it and all results before it are ready.
-        An error is a KindUnavailableError if the service of any of its kinds is unavailable.
+        An error is a KindUnavailableError if the service of any kind in the lease is unavailable.
 
-        Rules, managers and the function of step rewards run while the models do. If a group was leased as a
+        Rules, managers and the function of step rewards run at the same time as the models. If a group was leased as a
         whole, `leases` must have the leases of all its members. `called` is called when a call of a model has ended,
-        with scores or an error, and while the models answer another thread.
+        with scores or an error. It is also called every WAIT_S seconds while the models work for another thread.
         """
         judged = self._judge(leases)
         rules = _submitted("rules", self._submit, leases)
@@ -152,7 +152,8 @@ class Scorer:
 
     @contextmanager
     def _models(self, called: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock of the models. A wait for another thread is no hang: that thread notices if its call hangs."""
+        """Hold the lock of the models. A wait for another thread does not count as a hang, since that thread itself
+        notices if its call hangs."""
         while not self._models_lock.acquire(timeout=WAIT_S):
             called()
         try:
@@ -251,7 +252,7 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
             "the processes of the rules or of `scoring.steps` were closed before this episode was scored"
         )
     except BaseException as error:
-        # A model of a user's class may raise anything, and the scoring thread would end.
+        # A model of a user's class may raise any exception, which would otherwise end the scoring thread.
         if is_ctrl_c(error):
             raise
         failed = ScoringError(reason_of(error))

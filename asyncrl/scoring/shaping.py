@@ -1,4 +1,4 @@
-"""Computes an episode's reward, the reward's parts by name, and the step scores that count, from its scores.
+"""Computes from the scores of an episode its reward, the parts of the reward by name, and the step scores that count.
 
 Step scores pass through these functions:
 

@@ -34,8 +34,8 @@ class HackAlarm:
         self.count = 0
 
     def add(self, now: float, reward: float, outcome: float, agreement: float) -> bool:
-        """Add the means of one report. Return true if this report starts the alarm, false also while the alarm goes on
-        ringing."""
+        """Add the means of one report. Return true if this report starts the alarm. Return false if the alarm rang
+        already, or does not ring."""
         self._points.append((now, reward, outcome, agreement))
         while now - self._points[0][0] > self._config.window_s:
             self._points.popleft()
@@ -47,8 +47,9 @@ class HackAlarm:
         return self.ringing and not before
 
     def values(self) -> dict[str, float]:
-        """The metrics of the alarm. Empty until it has a report, since an alarm that cannot ring is not a sign of
-        health: without a process model or without rules there is no agreement, and so no report."""
+        """The metrics of the alarm. Empty until it has a report. Without a process model or without rules, there is no
+        agreement and so no report. Then metrics of a silent alarm would look like a sign of health, although the alarm
+        cannot ring."""
         return {"hack_alarm": float(self.ringing), "hack_alarms": float(self.count)} if self._points else {}
 
     def _changes(self) -> tuple[float, float, float]:
@@ -63,7 +64,8 @@ class HackAlarm:
 
 
 class ScoringStats:
-    """Counts since the process started; rates, means and histograms since the last report."""
+    """The metrics of a scorer: counts since the process started, and rates, means and histograms since the last
+    report."""
 
     def __init__(self, now: float, guards: GuardConfig) -> None:
         self._counts = Counter(labelled=0, handed_on=0, failed=0, refused=0, waited=0)

@@ -1,8 +1,8 @@
 """Turns trajectories into the text that reward models read, split at the bounds of the steps.
 
-An episode whose agent rewrote its history has one transcript for each branch. The text of a
-step is decoded from its tokens. A score finds its step by number, never by a search for the text: the k-th step of the
-transcripts, counted through all branches, is the k-th step of the trajectory.
+An episode whose agent rewrote its history has one transcript for each branch. The text of a step is decoded from its
+tokens. Scores are assigned to steps by number, never by a search for the text: the k-th step of the transcripts,
+counted through all branches, is the k-th step of the trajectory.
 """
 
 from __future__ import annotations

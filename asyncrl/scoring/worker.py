@@ -114,7 +114,8 @@ class ScoringWorker:
                 with self._spans.span("deliver", "worker", units=len(results)):
                     self._deliver(units[: len(results)], results)
             units = units[len(results) :]
-            # A slow model that fails on a whole batch gets its episodes one by one: no result comes before the last.
+            # A model that fails on a whole batch gets the episodes one by one, and no result comes before the last one.
+            # So the end of each call counts as progress.
             self._keep(progress=bool(results) or self._calls != self._background.calls)
 
     def report(self) -> None:

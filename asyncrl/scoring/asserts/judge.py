@@ -22,10 +22,11 @@ from typing import Any, NoReturn, Self
 from asyncrl.scoring.asserts.values import BEGUN, decode, encode
 
 PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
-"""The verdicts, which are the second word of the output. The first word is BEGUN: without it, the judge or the program
-could not start. `ended`: the program's process ended during the tests, by a fault of the program or of its sandbox.
-`unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the tests hand an object of the program a
-value that is not data. Either the tests always do this, or this program returned an object instead of data."""
+"""The verdicts, which are the second word of the output. The first word is BEGUN. If it is missing, the judge or the
+program could not start. `ended`: the program's process ended during the tests, by a fault of the program or of its
+sandbox. `unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the tests pass a value that is not
+data to an object of the program. Either the tests always do this, or this program returned an object instead of
+data."""
 
 _PR_SET_DUMPABLE = 4
 _MAX_ANSWER = 16 << 20

@@ -18,7 +18,8 @@ Number = Callable[[Any], int]
 
 
 def main(fd: int, source: str) -> None:
-    """Says that it begins, and runs `source`. Then it answers the requests from the socket `fd` until it is closed."""
+    """Sends BEGUN to the judge, and runs `source`. Then answers the requests from the socket `fd` until the socket is
+    closed."""
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
     connection.sendall(f"{BEGUN}\n".encode())

@@ -66,8 +66,8 @@ class CausalReader:
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """One array float64[K] for each input. It has the sum of the values at the positions of each of the input's K
-        steps."""
+        """One array float64[K] for each input. For each of the input's K steps, it has the sum of the values at the
+        step's positions."""
         totals = [np.zeros(len(each.reads)) for each in inputs]
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
         # The backbone is causal, so tokens after the last position that is read change nothing, and are left out.
@@ -118,7 +118,7 @@ class CausalReader:
 
 def _caches_attention_only(config: Any) -> bool:
     """True if several inputs can continue a cached prefix, which needs a model with attention layers only."""
-    # The state that recurrent layers keep cannot be continued so.
+    # Several inputs cannot continue the state of recurrent layers in this way.
     layers = set(getattr(config, "layer_types", None) or ())
     return hasattr(config, "num_attention_heads") and layers <= {"full_attention", "sliding_attention"}
 

@@ -121,9 +121,9 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
 
 
 def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence[int]], list[int]]]:
-    """The id of the marker that ends a step, and a function to which the ids of all other text are given. It replaces
-    the marker's id by the ids of the marker's characters, so that a marker in the text ends no step. Raises
-    ConfigError: the tokenizer lacks the marker.
+    """The id of the marker that ends a step, and a function for the ids of all other text. The function replaces the
+    marker's id by the ids of the marker's characters, so that a marker in the text ends no step. Raises ConfigError:
+    the tokenizer lacks the marker.
     """
     marker = single_token(tokenizer, text, key)
     spelled = [token for character in text.strip() or text for token in words(tokenizer, character)]

@@ -1,5 +1,5 @@
-"""Implicit process rewards (PRIME): scores of steps from a model phi that was trained only on outcomes. A step's
-logit is beta * (log pi_phi - log pi_ref), where pi is a model's probability of a token, summed over the step's tokens.
+"""Implicit process rewards (PRIME): scores of steps from a model phi that was trained only on outcomes. A step's logit
+is the sum of beta * (log pi_phi - log pi_ref) over the step's tokens, where pi is a model's probability of the token.
 
 There are two causal models with the same tokenizer. `phi` is the model at the configured path, and `ref` is the model
 from which phi was fine-tuned. Both must know the policy's chat template, since they read the policy's text with

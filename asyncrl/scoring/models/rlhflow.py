@@ -1,9 +1,8 @@
 """RLHFlow's process reward models: each step is a user turn, and the assistant answers it with '+' or '-'.
 
 The folder is the published checkpoint (such as huggingface.co/RLHFlow/Llama3.1-8B-PRM-Deepseek-Data): a causal model
-with its tokenizer and chat template. The first user turn is the problem, a space and the first step. In the
-input every assistant turn is '+'. The step is read at the position before this '+', where
-'+' or '-' is predicted.
+with its tokenizer and chat template. The first user turn is the problem, a space and the first step. In the input every
+assistant turn is '+'. A step is read at the position before its '+', where the model predicts '+' or '-'.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Uses a model for AutoModelForSequenceClassification as an outcome model: one score for a whole episode.
 
 The folder holds the model with its tokenizer. With a chat template, the input is the problem as the user's message and
-the whole response as the assistant's; without one, it is the problem, a newline and the response. The score is the
-logit of a model with one label, and the probability of `label` for a model with several.
+the whole response as the assistant's; without one, it is the problem, a newline and the response. If the model has one
+label, the score is the logit of this label. If it has several labels, the score is the probability of `label`.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ SHORT_REASON_CHARS = 2000
 SKIPPED = object()
 """The score that means that a rule does not apply to an episode. The weighted sum leaves such a rule out."""
 NOT_FINITE = "not_finite"
-"""Among a rule's further numbers, the name of the count of those that were not finite as a float32."""
+"""The name of a further number of a rule: the count of its further numbers that were left out because they were not
+finite as a float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
 """The maximum processor time for the ground truth and for the answer, as shares of the time until the deadline."""
 
 _KEPT = 32
-"""The number of processes that wait for further answers. A rule that makes its functions for each answer would
-otherwise leave a process for each."""
+"""The maximum number of processes that are kept for further answers. Without this limit, a rule that makes new
+functions for each answer would leave a process for each answer."""
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)
-"""The signals that end a process whose stack or memory an expression has used up."""
+"""The signals that end a process in which an expression has used up the stack or the memory."""
 
 Prepare = Callable[[str], Any]
 Compare = Callable[[Any, str], float]

@@ -1,7 +1,7 @@
 r"""The answer's number equals the ground truth's number exactly.
 
-The number is read from the first of these places that the answer has. If that place gives no number, the answer has
-none:
+The number is read from the first place in this list that the answer has. If this place gives no number, the answer has
+no number:
 
 - after the mark `####`: the first number after the last mark. A `####` that begins the heading of a step is not a mark.
 - the last `\boxed{}`: its first number
@@ -20,9 +20,10 @@ Numbers may have:
 - any currency before them and any unit after them: `50%` is 50, `3 million` is 3, `72 m²` is 72
 
 A minus after a digit, letter or closing bracket is an operator or a hyphen. These are not numbers: digits after a
-letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`, `3:30`, `1e3000`), and words. If the
-number from a mark, tag, box or sentence is a part of an expression (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`,
-`log(2)`), the answer has no number. Of the whole text, the last number counts even there: of `5 + 3`, it is 3.
+letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`, `3:30`, `1e3000`), and words. If the number from
+a mark, tag, box or sentence is a part of an expression (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), the
+answer has no number. If the number is read from the whole text, the last number counts even in an expression: for `5 +
+3`, it is 3.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def _first(text: str) -> Fraction | None:
-    """The first number of the first line that has digits. If that line begins with a calculation, it is the number
+    """The first number of the first line that has digits. If that line begins with a calculation, the first number
     after the calculation."""
     plain = _MINUS_FIRST.sub("-", _plain(text.lstrip(), True))
     line = next((line for line in plain.split("\n") if _DIGIT.search(line)), "")

@@ -1,4 +1,5 @@
-"""Finds a rule by its name: that of a built-in rule, or the dotted path of your function or verl reward manager class.
+"""Finds a rule by its name. It is the name of a built-in rule, or the dotted path of your function or of your class of
+a reward manager for verl.
 
 Your function may have the parameters of asyncrl's rules, or those of reward functions for verl or TRL.
 """
@@ -75,7 +76,8 @@ class WeightedRule:
 @dataclass(frozen=True, slots=True)
 class RuleSet:
     """The rules of each data source, and `default`, the rules for all other sources. The first rule of a list that
-    applies to an episode decides if its answer is right: by its number `acc`, or by its score if it gives none."""
+    applies to an episode decides if the answer is right: by the rule's number `acc`, or by its score if it gives no
+    `acc`."""
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]

@@ -127,7 +127,7 @@ class TrlFunction:
 
 def _only(result: Any) -> Any:
     """The only reward in a function's result: a list, or anything else that has an order and a length, such as an array
-    or a series. Raises ValueError, which completes the sentence `NAME returned ...`."""
+    or a series. Raises ValueError: its text completes the sentence `NAME returned ...`."""
     form = "it must return a list with a reward for each completion"
     if isinstance(result, str | bytes | Mapping | Set) or not hasattr(result, "__len__"):
         raise ValueError(f"{short_repr(result)}; {form}")
@@ -172,7 +172,7 @@ def _batch(given: RuleInput) -> dict[str, list[Any]]:
 
 
 def _is_text(task: Task) -> bool:
-    """True if the prompt is a text in the data file, and was not made a list of messages by a system message."""
+    """True if the prompt is a text in the data file, and no system message was added to it."""
     return task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
 
 
