@@ -7,11 +7,11 @@ Episodes and scorings have separate limits. A run ends in two cases:
   episode or scoring has been running longer than any failed one, since this longer one may still succeed. After the
   first success, even in an earlier process of the replay, this case cannot occur. So a later outage does not end a run.
 * By the share of failures: during the last WINDOW_S, the failed share of the newest WINDOW episodes (or scorings) was
-  never below `max_share`. Without `max_share` the limit is HOPELESS_SHARE, of at least FEWEST_HOPELESS episodes. It
-  applies only until the run has once been healthy, which means that less than HEALTHY_SHARE failed. So a broken tool
-  ends a run in which a few episodes succeed because they never call this tool, but a later outage does not end a run.
-  For HOPELESS_SHARE, an episode or scoring that has been running longer than any failed one counts as a success, since
-  the successes may be the slow ones.
+  never below `max_share`. Without `max_share` the limit is HOPELESS_SHARE, of at least FEWEST_HOPELESS episodes. This
+  limit applies only until the run has been healthy once, which means that less than HEALTHY_SHARE failed. So a broken
+  tool ends a run in which a few episodes succeed because they never call this tool, but a later outage does not end a
+  run. For HOPELESS_SHARE, an episode or scoring that has been running longer than any failed one counts as a success,
+  since the successes may be the slow ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Notices that the filters refuse every group, and ends a run in which this goes on.
 
-The learner then waits forever for a batch, although no episode fails. If the policy solves the tasks, the end is a
-result, else it is a failure. The count begins at 0 with each accepted group and with each start of the replay, so that
-a run may resume after its filters were changed.
+The learner then waits forever for a batch, although no episode fails. If the filters refuse every group because the
+policy solves the tasks, the end counts as a result, otherwise as a failure. The count begins at 0 with each accepted
+group and with each start of the replay, so that a run may resume after its filters were changed.
 
-A mean outcome of 1 counts as right. If an outcome of the run was above 1, then 1 is not the best, and the best one is
-unknown. Such a run never ends as solved.
+A mean outcome of 1 counts as right. If an outcome of the run was above 1, then 1 is not the best outcome, and the best
+outcome is unknown. Such a run never ends as solved.
 
 Groups whose members all failed alike may be normal for a task that is seldom solved: with one success in a thousand
 episodes, 125 groups of eight pass between two groups with different rewards. Such a group therefore counts by its
@@ -27,8 +27,8 @@ BATCHES, FEWEST = 2, 8
 """The filters block a run once they have refused as many groups in a row as BATCHES batches have, and at least FEWEST
 groups."""
 RIGHT, SOLVED = 0.999, 0.95
-"""A group whose mean outcome is at least RIGHT is right. The tasks are solved if the share SOLVED of the groups is
-right, and was refused for a reason of OF_SOLVED."""
+"""A group whose mean outcome is at least RIGHT is right. The tasks are solved if at least the share SOLVED of the
+groups is right and was refused for a reason in OF_SOLVED."""
 ABOVE_1 = "outcome_above_1"
 """The key in the table `meta` that is true once an outcome of the run was above 1."""
 EPISODES = 40

@@ -7,9 +7,9 @@ version generates its own batch.
 
 The replay server Reverb applies this formula only to inserts, which come after generation.
 
-A trajectory that may be trained R times counts R times, because the formula bounds uses. So the first batch already
-takes the room of R batches, and R takes the place of 1 in the formula. Oversampling adds a share of a batch for groups
-that filters refuse. It does not make trained data older: surplus groups that become too old are evicted.
+The formula bounds uses, so a trajectory that may be trained R times counts R times. The first batch already takes the
+room of R batches, so R replaces the 1 in the formula. Oversampling adds a share of a batch for groups that filters
+refuse. It does not make trained data older: surplus groups that become too old are evicted.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class TrajectoryRecord(Record):
     - `last_plan`: the step of the newest of these plans
     - `trained`: the number of these plans that a checkpoint covers
     - `lag`: the age in policy versions that the trajectory had when it was last planned or was evicted; -1 before that,
-      and always for a demonstration
+      and always for a demonstration. With masked tokens, the age of its oldest trained token, or -1 if none is trained
     - `turns`: the number of the policy's turns
     - `seconds`: the length of the episode
     - `reason`: the reason why the trajectory was evicted, filtered, dropped or given up
