@@ -98,7 +98,7 @@ def _serve(
             reply = answer(messages, deadline)
         except Exception:
             raise
-        except BaseException as error:  # noqa: BLE001 - users' code raised it: this process gets no signal to stop
+        except BaseException as error:  # noqa: BLE001 - users' code raised it, since no signal raises one here
             reply = failed(f"{settings['judge']} raised {reason_of(error)}")
         faulthandler.cancel_dump_traceback_later()
         _flush(output)

@@ -205,7 +205,7 @@ class JudgePool:
         with self._lock:
             self.refused += 1
             count = self.refused
-        if count & (count - 1) == 0:  # The first, second, fourth, eighth: code may write them without end.
+        if count & (count - 1) == 0:  # Warns of the 1st, 2nd, 4th, 8th and so on: code may write them without end.
             logger.warning(
                 "the process that runs %s sent an answer to another request than its present one, which was refused "
                 "(%d so far): does the code write into the process's pipe?",

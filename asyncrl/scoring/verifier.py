@@ -39,7 +39,8 @@ _TEXTS = ("answer", "full_answer", "response", "turn_texts")
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The last learner step of a run, 0 if it is unknown, and the number of steps between two policy versions."""
+    """The steps of a run. `last`: the last learner step; 0 if it is unknown. `per_version`: the number of steps from
+    one policy version to the next."""
 
     last: int = 0
     per_version: int = 1

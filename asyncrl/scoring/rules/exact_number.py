@@ -22,8 +22,7 @@ Numbers may have:
 A minus after a digit, letter or closing bracket is an operator or a hyphen. These are not numbers: digits after a
 letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`, `3:30`, `1e3000`), and words. If the number from
 a mark, tag, box or sentence is a part of an expression (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), the
-answer has no number. If the number is read from the whole text, the last number counts even in an expression: for `5 +
-3`, it is 3.
+answer has no number. If the whole text is read, its last number counts even in an expression: in `5 + 3`, it is 3.
 """
 
 from __future__ import annotations
