@@ -5,11 +5,12 @@ Tokens are packed: N tokens of S sequences are concatenated. `sequence` int64[N]
 in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Tensors of facts about whole
 sequences have shape [S]. Every rank has all of them, with the same values.
 
-This package keeps promise 6 of docs/concepts.md, the learner's math is exact: packed and unpacked tokens give the same
-result, and so do any split into micro-batches and any number of ranks. policy_tokens.py first selects the M policy
-tokens, and every formula runs on tensors of shape [M], so that all other tokens contribute exactly 0. aggregation.py
-divides only by counts over the global minibatch. The learner's function `reduce` sums over ranks, and
-global_threshold.py finds thresholds over all ranks, so every rank has the same statistics.
+This package keeps promise 6 of docs/concepts.md: the learner's math is exact. Packed and unpacked tokens give the same
+result, and so do all splits into micro-batches and all numbers of ranks.
+
+policy_tokens.py first selects the M policy tokens, and every formula runs on tensors of shape [M]. So all other tokens
+contribute exactly 0. aggregation.py divides only by counts over the global minibatch. The learner's function `reduce`
+sums over ranks, and global_threshold.py finds thresholds over all ranks, so every rank has the same statistics.
 
 In reading order:
 - parts.py: the base of every part of an algorithm. A part is an advantage estimator, a loss, a correction, a KL form,
@@ -20,8 +21,8 @@ In reading order:
   lr_scale.py: the size of each update
 - algorithm.py: `Algorithm`, the only class that the learner calls; metrics.py: the numbers of a step
 
-Parts of one file: kl.py (KL forms), aggregation.py (how losses become one number), loss_streams.py (several losses with
-weights).
+Kinds whose parts are all in one file: kl.py (KL forms), aggregation.py (how losses become one number), loss_streams.py
+(several losses with weights).
 
 Supporting files:
 - registry.py: a part by its kind and name; probe.py: a test of a user's own parts; docs.py, presets.py: the lists and

@@ -89,8 +89,8 @@ class Episodes:
 
     @property
     def samples(self) -> Tensor:
-        """bool[S]: true for the sequences that were drawn from the policy, and so neither shown nor decoded
-        greedily."""
+        """bool[S]: true for the sequences that were drawn from the policy. It is false for demonstrations and for
+        greedily decoded sequences."""
         others = [each for each in (self.demonstrated, self.greedy) if each is not None]
         return ~torch.stack([torch.zeros_like(self.group, dtype=torch.bool), *others]).any(0)
 
@@ -147,8 +147,9 @@ class Tokens:
     - `streams` float32[N, K]: the token's weight in each of the K loss streams
     - `centres`: the means of the advantages and returns of the whole batch
 
-    `view` is the result of `PolicyTokens.of` for these tokens, if it was computed in advance so that the host need not
-    wait for the GPU.
+    `view` is the selection of these tokens that `PolicyTokens.of` returns. It may be computed in advance, so that the
+    host need not wait for the GPU, or narrowed, as by `only_trained`. None: `PolicyTokens.of` selects all policy
+    tokens.
     """
 
     sequence: Tensor
@@ -209,8 +210,8 @@ class Totals:
 
     @classmethod
     def of(cls, sampled: Sequence[int], group: Sequence[Hashable], members: Sequence[int]) -> Totals:
-        """The totals of the sequences with the indices `members`. `sampled` and `group` give the number of policy
-        tokens that are trained and the group of each sequence of the batch."""
+        """The totals of the sequences with the indices `members`. For each sequence of the batch, `sampled` has the
+        number of policy tokens that are trained, and `group` has the group."""
         tokens: Counter[Hashable] = Counter()
         for member in members:
             tokens[group[member]] += sampled[member]

@@ -1,5 +1,5 @@
-"""Finds parts of an algorithm (loss, advantage, corrections and so on) that cannot be used together, or not in this
-run. Each message names the configuration key and its value, and says how to mend the conflict."""
+"""Finds parts of an algorithm (loss, advantage, corrections and so on) that cannot be used together, or cannot be used
+in this run. Each message names the configuration key and its value, and says how to mend the conflict."""
 
 from __future__ import annotations
 

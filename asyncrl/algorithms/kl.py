@@ -38,8 +38,8 @@ class Kl(Part):
     weight: float = param(1e-3, "coefficient; with target, its initial value", "[0, inf)")
     place: str = param(
         "loss",
-        "loss: add the KL to the loss; reward: subtract it from the reward, as the KL of the proximal policy, which "
-        "with algorithm.proximal=behaviour is the policy that sampled",
+        "loss: add the KL to the loss; reward: subtract the KL of the proximal policy from the reward (with "
+        "algorithm.proximal=behaviour, this is the policy that sampled)",
         choices=("loss", "reward"),
     )
     target: float | None = param(
@@ -76,7 +76,7 @@ class Kl(Part):
 
     def adapted(self, weight: float, current: float, sequences: int) -> float:
         """The KL coefficient for the next batch, after a batch of `sequences` sequences with a KL of `current` per
-        token. `weight` was the coefficient for that batch. It changes by at most a fifth.
+        token. `weight` was the coefficient for that batch. The coefficient changes by at most a fifth.
 
         Source: Fine-Tuning Language Models from Human Preferences, 2019, whose batches are smaller than the horizon.
         """
@@ -155,8 +155,8 @@ class K3(Kl):
         result = super().weighted(logprobs, reference, behaviour)
         if not self.differentiates_ratio:
             return result
-        # The gradient of the ratio times k3 and that of k3 itself add up to the gradient of the KL. Beyond a bound, k3
-        # has no gradient, and that of the ratio alone would push a token further away from the reference.
+        # The gradient through the ratio and the gradient through k3 add up to the gradient of the KL. Beyond a bound,
+        # k3 has no gradient. The gradient through the ratio alone would push a token further away from the reference.
         d = (logprobs - reference).detach()
         beyond = (d <= -D_LIMIT) | (self.form(d.clamp(-D_LIMIT, D_LIMIT)) >= self.cap)
         return torch.where(beyond, result.detach(), result)

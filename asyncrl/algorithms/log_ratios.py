@@ -23,8 +23,8 @@ def clamp_log(log_ratio: Tensor) -> Tensor:
 def at_level(log_ratio: Tensor, view: PolicyTokens, level: str) -> Tensor:
     """float[M]: token log-ratios float[M], combined over the level's span (see LEVEL_MEANING) and clamped.
 
-    The geometric level of a turn equals ROLL's for segments: Reinforcement Learning Optimization for Large-Scale
-    Learning: An Efficient and User-Friendly Scaling Library, 2025.
+    The level turn_geometric is computed as ROLL computes the ratios of segments: Reinforcement Learning Optimization
+    for Large-Scale Learning: An Efficient and User-Friendly Scaling Library, 2025.
     """
     if level == "token":
         return log_ratio

@@ -19,8 +19,8 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 PREFIX = "lr_scale/"
 """The prefix of the sums that a scale reads."""
 LOG_LIMIT = 300.0
-"""Log-weights of sequences are clamped to +-300: float64 holds the squares of such weights. Other ratios
-are clamped to +-20. Long sequences often lie below -20, and would all get the same weight."""
+"""Log-weights of sequences are clamped to +-300: float64 holds the squares of such weights. Other log-ratios are
+clamped to +-20. The log-weight of a long sequence is often below -20, so that bound would make many weights equal."""
 
 
 class LrScale(Part):

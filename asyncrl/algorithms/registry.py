@@ -1,7 +1,7 @@
 """Finds the parts of algorithms by kind (such as loss) and name (such as ppo).
 
-A built-in part is found by its file in the kind's folder (or module). A user's part is named by its dotted path, such
-as my_package.losses.MyLoss.
+A built-in part is found by its name among the classes in the kind's folder (or module). A user's part is named by its
+dotted path, such as my_package.losses.MyLoss.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def parts(kind: str) -> Mapping[str, type[Part]]:
 
 
 def find(kind: str, name: str, key: str | None = None) -> type[Part]:
-    """The part of this kind and name. `key` is the key of `algorithm` that names it, if it is not the kind. Raises
-    ConfigError: no part has the name, or the path is wrong."""
+    """The part of this kind and name. `key` is the key of `algorithm` that names the part, if this key differs from
+    `kind`. Raises ConfigError: no part has the name, or the path is wrong."""
     built_in = parts(kind)
     if name in built_in:
         return built_in[name]

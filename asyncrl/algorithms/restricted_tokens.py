@@ -10,8 +10,8 @@ learner does not know A, so it cannot compute Z_theta. If Z_b is far from 1, bot
 token is dropped from the policy's losses.
 
 Corrections, and metrics that compare two policies, leave the token out, too. It would change every mean over tokens.
-Where all policy tokens are read, as by an advantage with ratios, its ratio is 1 and its KL is 0: its proximal,
-reference and trained log-probs are set to the behaviour log-prob.
+Some code, such as an advantage with ratios, reads all policy tokens. For this code the token's proximal, reference and
+trained log-probs are set to the behaviour log-prob, so that its ratio is 1 and its KL is 0.
 
 If Z_b is near 1, ratio and gradient are right up to the factor Z_b, and the token stays in the losses. A critic learns
 from all tokens, because it estimates the value of the policy with its grammar.

@@ -188,8 +188,8 @@ def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: PolicyT
 
 
 def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
-    """The results of all corrections: of those that `Algorithm.prepare` applied, and then of those that are applied in
-    every pass."""
+    """The results of all corrections. `Algorithm.prepare` has already applied some of them; the others are applied
+    here, in every pass."""
     view = updates.view
     ages = Ages(
         view,

@@ -82,8 +82,8 @@ class Rollouts:
     def whiten(self, values: Tensor) -> Tensor:
         """[M]: `values`, shifted and scaled to mean 0 and standard deviation 1 over the policy tokens of the global
         batch."""
-        # Sums are float64. If all values are equal, float32 sums would leave a rounding error, which the division would
-        # make about as large as 1.
+        # Sums are float64. If all values are equal, float32 sums would leave a rounding error. The standard deviation
+        # is then nearly 0, and dividing by it would enlarge the error to about 1.
         total = values.sum(dtype=torch.float64)
         sums = self.reduce(torch.stack([total.new_tensor(values.numel()), total]))
         count, total = sums[0], sums[1]
@@ -152,8 +152,10 @@ def _starts(episodes: Episodes, view: PolicyTokens) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """The `advantages` float[M]. `returns` float[M] are the critic's targets, or None if the estimator has no
-    critic."""
+    """The `advantages` float[M], and `returns` float[M].
+
+    With a critic, `returns` are the critic's targets. Without a critic, they are only reported, or None.
+    """
 
     advantages: Tensor
     returns: Tensor | None = None
@@ -201,5 +203,7 @@ class SequenceAdvantage(Advantage):
 class TokenAdvantage(Advantage):
     """Base of estimators that use a reward for each token."""
 
-    step_weight: float = param(0.0, "weight of the step scores, as rewards at the ends of their steps", "[0, inf)")
+    step_weight: float = param(
+        0.0, "weight of the step scores; each score is a reward at the end of its step", "[0, inf)"
+    )
     gamma: float = param(1.0, "discount per policy token", "[0, 1]")

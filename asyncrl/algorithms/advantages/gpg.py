@@ -9,8 +9,8 @@ from asyncrl.algorithms.batch import Episodes
 class GpgAdvantage(SequenceAdvantage):
     """The reward minus the group's mean, scaled up if only few groups of the batch have unequal rewards.
 
-    Formula: A = alpha (R - mean), with the group's mean, and alpha = (number of sequences of the batch) / (number of
-    those in groups whose rewards differ)
+    Formula: A = alpha (R - mean), with the group's mean, and alpha = (number of sequences in the batch) / (number of
+    sequences in groups whose rewards differ)
     Use: with loss gpg, so that groups with equal rewards, which have no gradient, do not shrink the step
     Source: GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning, 2025
     Caveat: alpha has no bound: if a single one of a hundred groups has unequal rewards, its advantages are multiplied

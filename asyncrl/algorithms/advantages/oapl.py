@@ -23,7 +23,8 @@ class OaplAdvantage(SequenceAdvantage):
     beta: float = param(1.0, "temperature of the baseline, in the unit of the reward", "(0, inf)")
 
     def scores(self, episodes: Episodes) -> Tensor:
-        # Relative to the largest reward, and with expm1 and log1p, so that no beta overflows or loses digits.
+        # Rewards are taken relative to the largest one, and expm1 and log1p are used. So no beta leads to an overflow
+        # or to lost digits.
         groups = episodes.groups
         below = episodes.reward.double() - groups.greatest(episodes.reward)
         mean = groups.sum((below / self.beta).expm1()) / groups.size()

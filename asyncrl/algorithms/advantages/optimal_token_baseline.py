@@ -17,17 +17,17 @@ class OptimalTokenBaseline(TokenAdvantage):
 
     Formula: A_t = G_t - sum(G_t E_t) / (sum(E_t) + 1e-8), with both sums over the members of the group that have a
     token t; G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2; pi_j is the
-    probability of token j under the proximal policy, and pi_j(v) that of token v of the vocabulary in its place; w =
-    pi_prox / mu; with cap=null, E_t has no factor min(w_j, cap)^2
+    probability of token j under the proximal policy, and pi_j(v) is the probability of the vocabulary's token v at the
+    same position; w = pi_prox / mu; with cap=null, E_t has no factor min(w_j, cap)^2
     Use: for long episodes of different lengths, where the group's mean as a baseline leaves gradients with a high
     variance
     Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; multi_turn=true is verl's
     tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
     Caveat: it needs the proximal policy's distributions over the vocabulary, from a forward pass before the update.
     With zero_tail, the baseline is 0 at every t that only one member has. In verl, it is 0 only at the end of the
-    longest member, where all others have ended. The two rules can differ only with multi_turn=false: t then counts
-    tool tokens, too, and other members may have one at t. On every rank, the sums need 24 bytes for each token of each
-    group's longest member.
+    longest member, where all others have ended. The two rules can differ only with multi_turn=false: t then counts tool
+    tokens, too, and other members may have a tool token at t. On every rank, the sums need 24 bytes for each token of
+    each group's longest member.
     """
 
     name = "optimal_token_baseline"

@@ -10,12 +10,12 @@ from asyncrl.algorithms.parts import param
 
 
 class Prime(Advantage):
-    """Token rewards of an implicit process model and the outcome, each minus its mean over the group's other members.
+    """Token rewards of an implicit process model plus the outcome, each minus its mean over the group's other members.
 
     Formula: A_t = whiten(sum_{s>=t} gamma^(s-t) (r_s - m) + outcome_weight (outcome - m')); r_t = beta log(pi_phi /
     pi_ref), with pi_phi the implicit process model; m and m' are the means of r and of the outcome over the group's
     other members
-    Use: for rewards on every token without labels of steps: the learner trains pi_phi on outcomes (implicit.train=true)
+    Use: to reward every token when steps have no labels: the learner trains pi_phi on outcomes (implicit.train=true)
     Source: Process Reinforcement through Implicit Rewards, 2025
     Caveat: without implicit.train, the rewards r_s are the step scores of the labels, at the ends of the steps. A
     scorer that gives every token the score r_t leads to the same result.

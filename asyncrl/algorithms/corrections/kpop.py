@@ -17,8 +17,8 @@ class Kpop(Correction):
     Use: instead of mask: the bounds of the ratio are wide for a rare token and narrow for a likely one
     Source: Taming Training-Inference Mismatch in Reinforcement Learning with Adaptive Masking Regions, 2026 (KPop); the
     weights are those of the library AReaL, 2026 (rejection_sampling.metric=binary_kl)
-    Caveat: weights have no cap, and the ratio of a rare token may be large within phi. KPop's authors use phi=0.1, and
-    AReaL's example has 2.0, which drops almost nothing.
+    Caveat: weights have no cap, and a rare token may have a large ratio although its binary KL is at most phi. KPop's
+    authors use phi=0.1, and AReaL's example has 2.0, which drops almost nothing.
     """
 
     name = "kpop"

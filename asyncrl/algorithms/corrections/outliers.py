@@ -28,7 +28,7 @@ class Outliers(Correction):
     uses_ratio = False
 
     sigmas: float = param(3.0, "largest distance from the mean that is kept, in standard deviations", "[1, inf)")
-    # A smaller limit could drop every token, such as of a batch whose advantages are 1 and -1.
+    # With a smaller limit, a batch with as many advantages of 1 as of -1 would lose every token.
 
     def keep(self, ages: Ages) -> Tensor:
         assert ages.reduce is not None

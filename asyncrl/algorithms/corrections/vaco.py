@@ -17,7 +17,7 @@ class Vaco(Correction):
     models that the library open-instruct had in 2026
     Caveat: the mean of |w - 1| estimates twice the total variation from the sampled tokens alone, so one token with a
     large ratio may decide for a short sequence. With several updates a step, the filter looks at the policy before the
-    first one.
+    first update.
     """
 
     name = "vaco"

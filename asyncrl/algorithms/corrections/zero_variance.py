@@ -13,8 +13,8 @@ class ZeroVariance(Correction):
     is better than another.
 
     Formula: drop the group if (max of s) - (min of s) <= tolerance, with s the score of its members that `score` names
-    Use: with a penalty on long episodes, which makes the rewards of equally good answers differ, or with a KL or an
-    entropy term, which would otherwise train such groups
+    Use: with a penalty on long episodes, since it makes the rewards of equally good answers differ; or with a KL or an
+    entropy term, since it would otherwise train such groups
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (dynamic sampling, by the accuracy)
     Caveat: the batch becomes smaller, while replay.filter.zero_variance replaces the groups. If rewards contain more
     than the outcome, such as process scores, set score=reward.

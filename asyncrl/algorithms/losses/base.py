@@ -65,7 +65,7 @@ class Candidates:
     """The M policy tokens of this rank. Once a step, `Loss.select` decides how to treat each of them.
 
     - `proximal`, `behaviour`, `advantages` float[M]
-    - `draw` float[M]: pseudo-random numbers in [0, 1), the same on whichever rank of the learner a token is
+    - `draw` float[M]: pseudo-random numbers in [0, 1). A token's number does not depend on the rank that has the token
     - `reduce`: sums over the ranks
     """
 

@@ -26,8 +26,8 @@ def implicit_loss(
     Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
-    # An outcome judges a whole episode, so the score includes old tokens, too. `totals` has no episodes of old tokens
-    # alone.
+    # An outcome judges a whole episode, so the score includes old tokens, too. `totals` does not count episodes that
+    # have only old tokens.
     present = PolicyTokens.of(only_trained(tokens)).sequences.lengths > 0
     logits = beta * view.sequences.sum(view.take(log_ratio))
     target = outcome[view.owner].to(logits.dtype).clamp(0, 1)

@@ -6,9 +6,9 @@ from asyncrl.algorithms.parts import param
 
 
 class Oapl(Loss):
-    """Optimal advantage-based policy optimisation with a lagged inference policy: a regression. The log-ratio of a
-    sequence to the behaviour policy is trained to be its advantage, as it is for the best policy near the behaviour
-    policy.
+    """Optimal advantage-based policy optimisation with a lagged inference policy: a regression. It trains the log-ratio
+    of a sequence to the behaviour policy, times beta, to equal the sequence's advantage. For the best policy near the
+    behaviour policy, the two are equal.
 
     Formula: (beta (sum of log(pi_theta / mu)) - mean of A)^2 for every token, both over its sequence
     Use: for very old data, with advantage oapl: it needs neither importance weights nor a clip, because mu is part of

@@ -38,7 +38,7 @@ class Sat(ClippedLoss):
         return contraction(moved.abs(), self.quantile, candidates.reduce)
 
     def log_ratio(self, log_ratio: Tensor, view: PolicyTokens) -> Tensor:
-        """float[M]: the log-ratio of each token that the clip compares, from the tokens' own."""
+        """float[M]: for each token the log-ratio that the clip compares, computed from the tokens' own log-ratios."""
         return clamp_log(log_ratio)
 
     def __call__(self, updates: Updates) -> TokenLosses:

@@ -5,7 +5,8 @@ import torch
 from asyncrl.algorithms.losses.base import FADED, Loss, TokenLosses, Updates, log_behaviour_ratio
 from asyncrl.algorithms.parts import param
 
-# Together with the bound of log-ratios, 20, these keep every weight finite in float32: exp(4 * 20) and exp(80).
+# The allowed ranges of k and lambda. Log-ratios are at most 20, so every weight is at most exp(80), which is finite in
+# float32.
 POWERS, DECAYS = "[0, 4]", "(0, 80]"
 
 

@@ -17,7 +17,7 @@ class BestOfN(Reward):
     Formula: R - weight max(s, 0) where s < (max of s over the group), else R; with s the score that `score` names
     Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer with the best process score is rewarded
     Source: no paper; an aggregation of verl's process-reward managers
-    Caveat: a negative score stays in the reward: without it, a worse score would mean a larger reward.
+    Caveat: a negative score stays in the reward. If it were removed, a worse score would mean a larger reward.
     """
 
     name = "best_of_n"
