@@ -1,6 +1,6 @@
 """Changes of the configuration when a run resumes: the allowed changes, and the value of a key at each learner step.
 
-A change applies from the first step whose batch had not yet been chosen and recorded when the key changed. Earlier
+A change applies from the first step whose batch was not yet chosen and recorded at the time of the change. Earlier
 steps keep the old value, even if a learner trains them again. So a step has the same values each time that it is
 trained.
 """
@@ -138,7 +138,7 @@ def is_of_run(key: str) -> bool:
 
 
 def _changed_kinds(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """The kinds of scoring that episodes of some data source need with only one of the two configurations."""
+    """The kinds of scoring that some data source needs with one of the two configurations, but not with the other."""
     old, new = _scoring(before), _scoring(after)
     sources = {"", *(source for each in (old, new) for source in (*each.rules, *each.manager.sources, *each.needs))}
     return {kind for source in sources for kind in {*needs(old, source)} ^ {*needs(new, source)}}
@@ -172,15 +172,14 @@ class ConfigHistory:
         return [*self.by_step().values()]
 
     def by_step(self) -> dict[int, TrainConfig]:
-        """Maps each step from which a configuration applies to this configuration."""
+        """The configurations, each by the first step at which it applies."""
         return {step: self.at(step) for step in sorted({0, *(each.step for each in self.changes)})}
 
     def at(self, step: int) -> TrainConfig:
         """The configuration with which a learner trains `step`.
 
-        A key has the value that the run recorded for this step. If the value in `config` is none of those that the run
-        recorded for the key, it is a new one, and applies to every step. So a run can be trained again with other
-        values.
+        A key has the value that the run recorded for this step. But a value in `config` that the run never recorded for
+        the key is new, and applies to every step. So a run can be trained again with other values.
         """
         changes = [each for each in self.changes if each.key.startswith(STEP_SECTIONS)]
         if not changes:

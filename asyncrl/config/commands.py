@@ -150,9 +150,9 @@ def command_name() -> str:
 
 
 def runnable(program: Path | None = None) -> str:
-    """The first word of a command that a user can paste into a shell: `asyncrl` if the shell then finds the `asyncrl`
-    of this process, else the path of that file. `program` is the file, by default the one next to the running Python
-    interpreter."""
+    """The first word of a command that a user can paste into a shell. It is the path of the file `program`, or
+    `asyncrl` if the shell finds this file by that name, or if the file does not exist. By default, `program` is the
+    `asyncrl` next to the running Python interpreter."""
     program = program or Path(sys.executable).with_name("asyncrl")
     found = shutil.which("asyncrl")
     if not program.exists() or (found is not None and Path(found).resolve() == program.resolve()):

@@ -46,10 +46,10 @@ def usage_or_failure(error: Exception) -> int:
 def exit_status(run: Callable[[], int | None], name: str) -> int:
     """Run a command and return its exit status. Expected errors print no traceback.
 
-    Ctrl-C and StoppedError give EXIT_STOPPED without a message. RunOverError gives 0, and so does an output that its
-    reader has closed, as `| head` does. For any other AsyncrlError and for an OSError the message goes to stderr, and
-    each of its lines begins with `name`. TooManyFailuresError then gives EXIT_HOPELESS, and `usage_or_failure` has the
-    status of every other error.
+    Ctrl-C and StoppedError give EXIT_STOPPED without a message. RunOverError gives 0. The status is also 0 if the
+    reader of the output has closed it, as `| head` does. For any other AsyncrlError and for an OSError the message goes
+    to stderr, and each of its lines begins with `name`. TooManyFailuresError then gives EXIT_HOPELESS, and
+    `usage_or_failure` returns the status for every other error.
     """
     try:
         status = run() or 0

@@ -77,8 +77,8 @@ def file_of(path: str) -> str:
 
 
 def _origin(module: str) -> str | None:
-    """The file of the package or module in which `module` is found; empty if it has none. None: there is no such
-    package. Nothing is imported."""
+    """The file of the top-level package or module of `module`. Empty if that package has no file; None if it does not
+    exist. Nothing is imported."""
     try:
         spec = find_spec(module.partition(".")[0])
     except ValueError:  # The package is not a module of a file, such as the main program.
@@ -116,7 +116,7 @@ def _name_of(path: str) -> str:
 
 def files_in(pickled: bytes) -> list[str]:
     """The files of `load_file` whose objects are in a pickle. A process must load them before it reads the pickle."""
-    # Only a copy is safe: garbage may be collected while the items are listed, and another thread may import meanwhile.
+    # Only a copy is safe: while the items are listed, garbage may be collected, and another thread may import a module.
     loaded = [(name, module) for name, module in sys.modules.copy().items() if name.startswith(FROM_FILE)]
     return [str(module.__file__) for name, module in loaded if name.encode() in pickled]
 

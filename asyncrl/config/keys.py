@@ -70,7 +70,7 @@ def near_path(path: str) -> str:
 
 def nearest(word: str, known: Collection[str], least: float = 0.6) -> str:
     """The known word that is most similar to an unknown one. Empty if none is similar. `least` is the similarity that
-    it must have, from 0 to 1."""
+    the known word must have, from 0 to 1."""
     return next(iter(difflib.get_close_matches(word, known, 1, least)), "")
 
 

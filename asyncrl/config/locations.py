@@ -74,9 +74,9 @@ def steps_in_newest_checkpoint(run_dir: Path) -> int:
 
 
 def record_config(config: TrainConfig, folder: Path | None = None) -> None:
-    """Write the configuration for roles and commands to read. It goes into the run's folder, or into `folder`: a
-    further host of the learner has its own configuration, which it writes into its own folder. If it has secrets, only
-    the owner can read the file."""
+    """Write the configuration for roles and commands to read. It goes into `folder`, by default the run's folder. Each
+    further host of the learner has its own configuration and its own `folder`. If it has secrets, only the owner can
+    read the file."""
     path, values = (folder or run_dir(config.run)) / CONFIG_FILE, asdict(config)
     write_whole(path, yaml.safe_dump(values, sort_keys=False), private=has_secrets(values))
 

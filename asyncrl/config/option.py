@@ -34,9 +34,9 @@ def option(
     - `within`: an interval such as "(0, inf]". It applies to each value of a list or mapping.
     - `choices`: the allowed texts, also for each value of a list or mapping.
     - `fixed`: the reason why a resumed run must keep the value. If it is empty, the value may change.
-    - `secret`: the values that are masked (`config/secrets.py`): `all`, `none`, or with `named` only the entries of a
-      mapping whose names look like a secret's. `None` means `named`. An option whose own name looks like a secret's
-      must set `secret`.
+    - `secret`: which values are masked (`config/secrets.py`). `all`, `none`: all or no values. `named`: only the
+      entries of a mapping whose names look like a secret's. `None` means `named`. An option whose own name looks like a
+      secret's must set `secret`.
     """
     metadata = {
         "meaning": meaning,

@@ -270,8 +270,8 @@ def is_of_verl(key: str) -> bool:
 
 
 def hint(key: str, value: Any = None) -> str:
-    """The end of the message that refuses `key` with this value. It names our key for this word of another system, or
-    tells why there is none. It is empty for any other word."""
+    """The end of the message that refuses `key` with this value. If the key is a word of another system, the text names
+    our key, or tells why there is none. Otherwise it is empty."""
     word = key.rpartition(".")[2].lower().replace("-", "_")
     if word in KL_WEIGHTS or key == OF_KL:
         return f"; did you mean {_kl_of(value)}?"

@@ -45,8 +45,8 @@ def _reads_turns(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> bool:
 
 
 def _weightless_rules(scoring: ScoringConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each rule with weight 0, and its data source. The first rule of a source is left out, because its score is the
-    outcome."""
+    """Each rule in `scoring.rules` with weight 0, and its data source. The first rule of a source is left out, because
+    its score is the outcome."""
     for source, value in scoring.rules.items():
         for entry in value[1:] if isinstance(value, list) else []:
             if isinstance(entry, Mapping) and entry.get("weight", 1.0) == 0:

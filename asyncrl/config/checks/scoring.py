@@ -133,8 +133,8 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
 
 
 def _without_rules(scoring: ScoringConfig) -> Iterator[str]:
-    """An error line for each rule that is null although its episodes need one. Also one for each bonus and penalty that
-    needs the score of a rule or a manager."""
+    """An error line for each data source whose episodes need a rule although it is null, or that nothing scores. If no
+    rule and no manager says which answers are right, also one for each bonus and penalty that depends on this."""
     for source in dict.fromkeys(("", *scoring.rules, *scoring.needs)):
         key = "scoring.rules" if source in scoring.rules else "scoring.rule"
         of_source = f" of the data source {source}" if source else ""

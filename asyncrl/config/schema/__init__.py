@@ -55,5 +55,6 @@ class TrainConfig:
 
     @property
     def can_mask(self) -> bool:
-        """True if tokens that are too old may be masked: an implicit process model learns from whole episodes."""
+        """True if tokens that are too old may be masked. A run that trains an implicit process model must not mask
+        them, because this model learns from whole episodes."""
         return self.replay.can_mask and not self.implicit.train

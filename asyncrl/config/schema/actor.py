@@ -29,8 +29,8 @@ class ActorConfig:
     episode_timeout_s: float = option(
         3600.0,
         "seconds after which an episode fails and is tried again; the time for which it waits for its weight version, "
-        "or for a free program, session or agent, does not count; an episode fails, too, if no agent requests it for "
-        "as long",
+        "or for a free program, session or agent, does not count; an episode also fails if no agent has requested it "
+        "for this many seconds",
         "(0, inf)",
     )
     max_turns: int = option(8, "maximum number of assistant turns in an episode", "[1, inf)")
@@ -75,9 +75,9 @@ class ActorConfig:
     )
     max_failure_share: float | None = option(
         None,
-        "the run ends if, for a minute, at least this share of the latest episodes failed, or at least this share of "
-        "the latest scorings; null: 0.9 until the share is below a half for the first time, and no limit from then "
-        "on. A run whose first episodes all fail ends in any case (docs/faults.md)",
+        "the run ends if, for a whole minute, at least this share of the latest episodes or of the latest scorings has "
+        "failed; null: the limit is 0.9 until the share is below a half for the first time; from then on there is "
+        "no limit. A run whose first episodes all fail ends in any case (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(
@@ -219,8 +219,8 @@ class ActorConfig:
 
     @property
     def asks_in_parallel(self) -> bool:
-        """True if an agent plays that may request several turns of an episode at once. The agent for OpenEnv requests
-        one after the other."""
+        """True if episodes are played by an agent that may request several turns of an episode at once. The agent for
+        OpenEnv requests one turn after the other."""
         return self.played_by is not None and self.agent != "openenv"
 
     @property

@@ -30,8 +30,8 @@ class RayConfig:
     )
     replay_resource: str | None = option(
         None,
-        "custom Ray resource that marks the node for the replay, whose disk holds the store; null: the node on which "
-        "the run began, found by its address",
+        "custom Ray resource that marks the node for the replay; the store is on this node's disk; null: the node on "
+        "which the run began, found by its address",
     )
 
 

@@ -188,8 +188,8 @@ class WeightsConfig:
     )
     canary: bool = option(
         True,
-        "send the learner's log-probs of a few tokens with each version; an engine must repeat them before it serves "
-        "the version",
+        "send the learner's log-probs of a few tokens with each version; an engine must compute nearly the same "
+        "log-probs before it serves the version",
     )
     canary_tolerance: float | None = option(
         None,

@@ -47,7 +47,7 @@ class LearnerConfig:
     )
     shared_prefixes: bool | None = option(
         None,
-        "true: compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and "
+        "true: if several sequences of a pass share a prefix, such as the prompt of a group, compute it only once, and "
         "put the sequences of a group into the same pass where that is faster; null: do this only for prefixes of at "
         "least 32 tokens that are at least an eighth of the sequence (on GPUs: a half)",
     )

@@ -23,9 +23,9 @@ class FilterConfig:
     max_tokens: int | None = option(None, "drop groups that have a trajectory of more tokens than this", "[1, inf)")
     max_refused: int | None = option(
         256,
-        "the run ends after this many dropped groups in a row, but not before two batches of groups were dropped. Of "
-        "groups whose members all failed, 40 members count as one group (docs/faults.md#filters-refuse-every-group); "
-        "null: no limit",
+        "the run ends after this many dropped groups in a row, but not before two batches of groups were dropped. "
+        "Groups in which all members failed alike count by their members: 40 members count as one group "
+        "(docs/faults.md#filters-refuse-every-group); null: no limit",
         "[1, inf)",
     )
 
@@ -65,8 +65,8 @@ class OldGroupsConfig:
     )
     mask: bool | None = option(
         None,
-        "true: a group some of whose tokens are older than replay.max_lag is trained, with these tokens as context "
-        "without loss; false: it is thrown away; null: true, but false if replay.max_lag is 0, "
+        "what happens to a group with tokens that are older than replay.max_lag; true: it is trained, and these tokens "
+        "are context without loss; false: it is thrown away; null: true, but false if replay.max_lag is 0, "
         "replay.sampler.max_times_sampled is above 1, or implicit.train is true",
     )
 
@@ -93,8 +93,8 @@ class ReplayConfig:
     )
     max_attempts: int = option(
         3,
-        "after this many failed attempts at an episode, its whole group is dropped. So many failed scorings count as "
-        "one failed attempt. Further attempts are made only if a drop would throw away more episodes than they take "
+        "after this many failed attempts at an episode, its whole group is dropped, unless the drop would throw away "
+        "more episodes than further attempts take. This many failed scorings of an episode count as one failed attempt "
         "(docs/replay.md#groups-of-which-a-member-fails)",
         "[1, inf)",
     )
@@ -149,13 +149,14 @@ class ReplayConfig:
 
     @property
     def can_wait(self) -> bool:
-        """True if a step may wait for groups that would become too old: it then trains them before all others."""
+        """True if a step may wait for groups that would become too old. The sampler must then train these groups before
+        all others."""
         return self.max_lag > 0 and self.sampler.max_times_sampled == 1 and self.sampler.kind == "oldest"
 
     @property
     def can_mask(self) -> bool:
-        """True if tokens that are too old may be masked: no batch of one version has any, and groups that are trained
-        again grow old on purpose."""
+        """True if tokens that are too old may be masked. With `max_lag=0` there are no such tokens. Groups that are
+        trained several times grow old on purpose."""
         return self.max_lag > 0 and self.sampler.max_times_sampled == 1
 
     @property

@@ -233,7 +233,7 @@ class ObserveConfig:
     upload: list[str] = option(
         [],
         "files to send to sinks that can store files; episodes: the text of the kept episodes (observe.keep_episodes, "
-        "observe.keep_evaluated); model: the exported model, for whose upload the learner waits up to an hour",
+        "observe.keep_evaluated); model: the exported model; the learner waits up to an hour for its upload",
         choices=("episodes", "model"),
     )
     prometheus_host: str = option(

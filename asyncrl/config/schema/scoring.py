@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.config.option import option
 
 GROUP_KIND = "manager"
-"""The kind of scoring that scores whole groups. It comes last: otherwise a member could fail after its group was
+"""The kind of scoring that scores whole groups. This kind comes last: otherwise a member could fail after its group was
 scored."""
 KINDS = ("rules", "steps", "outcome_model", "prm", GROUP_KIND)
 """The kinds of scoring, in the order in which a trajectory passes through them."""
@@ -73,7 +73,7 @@ class ShapingConfig:
     stop_at_answer: bool = option(
         True,
         "a step after the first final answer counts only if it lowers the aggregated score, or if its own score is a "
-        "penalty: below 0, or with the transformation clip below clip_eta",
+        "penalty. A score is a penalty if it is below 0, or below clip_eta if step_transforms has clip",
     )
     answer_pattern: str = option(r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression of a final answer")
     incorrect_answer_penalty: float = option(0.0, "number that is added to the reward of a wrong answer", "(-inf, 0]")
@@ -206,8 +206,8 @@ MANAGER_KEYS = ("name", "compute_score", "compute_score_params", "num_examine", 
 
 @dataclass
 class GuardConfig:
-    """The alarm on reward hacking. It does not watch the step scores of the function scoring.steps. It is raised if
-    rewards rise, outcomes do not, and the process reward model agrees less and less with the outcomes."""
+    """The alarm on reward hacking. It is raised if rewards rise, outcomes do not, and the process reward model agrees
+    less and less with the outcomes. It does not watch the step scores of the function scoring.steps."""
 
     window_s: float = option(900.0, "length of the window over which changes are measured, in seconds", "(0, inf)")
     reward_rise: float = option(
@@ -270,7 +270,7 @@ class ScoringConfig:
     )
     stall_s: float = option(
         600.0,
-        "seconds without a result or an answer of a model after which a scorer counts as hung and exits",
+        "a scorer that has got no result and no answer of a model for this many seconds counts as hung, and exits",
         "(0, inf)",
     )
     eval_samples: int = option(
@@ -287,8 +287,8 @@ class ScoringConfig:
 
     @property
     def step_scorer(self) -> str | None:
-        """The option, as messages show it, that configures what gives step scores: the function `steps`, else the model
-        `prm`. None if neither is configured."""
+        """The option that configures the source of step scores, as messages show it. The source is the function
+        `steps`, or else the model `prm`. None if neither is configured."""
         if self.steps is not None:
             return f"scoring.steps={self.steps}"
         if not self.prm.is_configured:
