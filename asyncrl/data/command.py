@@ -61,7 +61,7 @@ SOURCES = {
 """Describes --source for each set that needs something special. All other sets take any file, folder or pattern of
 files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
-"""Maps each name that covers the sets of several publishers to the default of --data-source."""
+"""The default of --data-source, for each name of SETS that covers data sets of several publishers."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "python": {"default": "python", "help": "a Python that has the environment's packages"},
     "args": {"default": "{}", "help": "JSON: arguments of the environment"},
@@ -141,7 +141,8 @@ def _check_outputs(parser: argparse.ArgumentParser, arguments: argparse.Namespac
     if not (shown or arguments.out):
         parser.error("name the Parquet file to write: --out tasks.parquet")
     for path in filter(None, (shown, arguments.out)):
-        # Such a file would be read as JSON lines. It may also be the source.
+        # A file with such a name would later be read as JSON lines. It might also be the source file itself, which
+        # would then be overwritten.
         if path.suffix in JSON_SUFFIXES:
             parser.error(f"{path} is written as Parquet; give it a name that ends in .parquet")
 

@@ -1,8 +1,8 @@
 """Reads demonstrations from files: conversations whose assistant turns the policy learns.
 
-Columns: `messages` (a chat with tool calls and results, as messages or as their JSON text), or `prompt` (messages, JSON
-text of them, or plain text) and `response` (text). Then only the response is learned. Optional: `tools` (OpenAI
-schemas, as structs or as JSON text). The supported files are listed in `asyncrl.data.tables`.
+Columns: `messages` (a chat with tool calls and results, as messages or as their JSON text), or `prompt` (messages,
+their JSON text, or plain text) and `response` (text). With `prompt` and `response`, only the response is learned.
+Optional: `tools` (OpenAI schemas, as structs or as JSON text). The supported files are listed in `asyncrl.data.tables`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Demonstration:
 
 
 def check_columns(sources: Sequence[str | Path]) -> None:
-    """Raises DataError: the files have no columns of demonstrations, or cannot be read. Further rows are read only if
-    the first rows lack the columns."""
+    """Raises DataError: the files have no columns of demonstrations, or cannot be read. Of a JSON file, only the first
+    row is read, unless it lacks the columns."""
     if not _are_enough(_first_columns(sources)):
         DemonstrationFile(sources)
 

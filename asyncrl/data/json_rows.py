@@ -44,8 +44,8 @@ class WantedRows:
         self.columns: set[str] = set()
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        # The file is read twice, because the prompt and the ground truth can be told only from the columns of the whole
-        # file.
+        # The file is read twice, because only the names of all its columns show which of them are the prompt and the
+        # ground truth.
         seen = _Seen.of(self._path, self._layout.columns.values())
         layout = self._layout_of(seen)
         nulls = dict.fromkeys(seen.names)
@@ -76,7 +76,7 @@ class _Seen:
 
     - `names`: the names of all columns, in the order in which they first occur
     - `texts`: the columns with a text in at least one row
-    - `paths`: the paths that at least one row has, also with null
+    - `paths`: the paths that at least one row has, even if the value is null
     """
 
     names: Mapping[str, None]

@@ -34,7 +34,8 @@ class RowLayout:
     whole_rows: bool = False
 
     def kept(self, wanted: Sequence[str], names: Iterable[str]) -> list[str]:
-        """The columns of verl's layout among `names` that tasks are made from: the `wanted` ones, or all of them."""
+        """The columns among `names` (of verl's layout) from which tasks are made: those in `wanted`, or with
+        `whole_rows` all of them."""
         others = [name for name in names if name not in wanted] if self.whole_rows else []
         known = {*names}
         return [*(name for name in wanted if name in known), *others]

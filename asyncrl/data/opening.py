@@ -1,5 +1,5 @@
-"""Opens the tasks of a run: rows of files, or tasks that the run made when it first started. Tasks with too long
-prompts can be left out.
+"""Opens the tasks of a run: rows of files, or tasks that the run made when it first started. Tasks whose prompts are
+too long can be left out.
 
 When a run first starts, its launcher makes the tasks if `data.dataset` is set, a source is not a file, or
 `data.keep_in_memory` is false. The launcher also measures the prompts. It writes tasks and lengths into the run's
@@ -57,8 +57,8 @@ class RunTasks:
         return tasks.left(read_lengths(self.lengths_file(tasks), len(tasks)) <= data.max_prompt_length)
 
     def all(self, sources: Sequence[str], held_out: bool = False) -> TaskFile:
-        """The tasks of `sources`, even those with too long prompts, up to `data.limit` or with `held_out` up to
-        `data.eval_limit`. Training tasks have their demonstrations.
+        """The tasks of `sources`, even those with too long prompts. There are at most `data.limit`, or with `held_out`
+        at most `data.eval_limit`. Training tasks have their demonstrations.
 
         Raises DataError: the tasks cannot be used, or were not made yet.
         """

@@ -5,17 +5,17 @@ Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `grou
 - `extra_info`: a struct with `index`, `split`, `tools_kwargs` and other fields.
 - `tools`: OpenAI schemas, as structs or as JSON text.
 - `environment`: text, which becomes `extra_info.environment` of the task.
-- `images`: a list; each `<image>` in a text of the prompt is the next of them.
+- `images`: a list; each `<image>` in a text of the prompt marks the place of the next image.
 - the column named by `data.demonstration`: messages that follow the prompt, their JSON text, or the plain text of one
   answer; null if the task has no demonstration.
 
-A task's id is `data_source/split/index`. If an `index` is missing or not unique, all ids have the row's number, counted
-over all files. If the `split` is missing, the stem of the file's name replaces it.
+A task's id is `data_source/split/index`. If an `index` is missing or not unique, all ids have the row's number instead,
+counted over all files. If the `split` is missing, the stem of the file's name replaces it.
 
 When files are opened, all rows are checked: those of Parquet column by column, those of JSON row by row. Files that the
 run itself made (`made_rows.py`) were checked when they were written. Without the check, a row that cannot be sent in a
-message would stop a run half-way. Examples are values nested too deep, half of a surrogate pair in a schema, and text
-that is not UTF-8.
+message would stop a run half-way. Such a row may have values nested too deep, half of a surrogate pair in a schema, or
+text that is not UTF-8.
 """
 
 from __future__ import annotations

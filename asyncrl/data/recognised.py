@@ -34,8 +34,9 @@ def recognised(
     wanted: Collection[str],
     has_text: Callable[[str], bool],
 ) -> RowLayout:
-    """The layout of a file with the columns `names`. The columns of `layout` stay. The result is `layout` itself if it
-    names the prompt and the ground truth, if the columns are verl's, or if no prompt or ground truth is found.
+    """The layout of a file with the columns `names`. The result keeps the columns of `layout`. It is `layout` itself in
+    three cases: `layout` names the prompt and the ground truth, the columns are verl's, or no prompt or ground truth is
+    found.
 
     The columns `wanted` do not become fields of `extra_info`. `has_text` tells if a column holds texts. Raises
     DataError, which names the file `place`: two columns may be the prompt or the ground truth.
@@ -63,8 +64,8 @@ def recognised(
 
 
 def of_schema(layout: RowLayout, place: str, schema: pa.Schema, wanted: Collection[str]) -> RowLayout:
-    """The layout of a file with this schema. Columns of bytes, such as images, do not become fields of `extra_info`,
-    nor do columns whose values a message cannot contain unchanged."""
+    """The layout of a file with this schema. Two kinds of columns do not become fields of `extra_info`: columns of
+    bytes, such as images, and columns whose values a message cannot contain unchanged."""
     sent = [each.name for each in schema if is_plain(each.type) and "binary" not in str(each.type)]
     known = [name for name in schema.names if name in (*sent, *OF_VERL, *wanted)]
     return recognised(layout, place, known, wanted, lambda name: is_text(schema.field(name).type))

@@ -27,8 +27,8 @@ from asyncrl.machine.files import partial_name, sync
 Rendered = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """The token ids int32[T] of one demonstration, and a mask bool[T] of its learned turns."""
 FORMAT = 2
-"""The number of the way to render rows. It grows when the same rows become other tokens or masks, so that no older
-rendering is read. Since 2, assistant turns of the column `prompt` are context."""
+"""The version of the rendering. It grows when a change of the code renders the same rows to other tokens or masks, so
+that no older rendering is read. From version 2 on, assistant turns of the column `prompt` are context."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class RunDemonstrations:
 
     - `run_dir`: the run's folder
     - `overlong`: what happens to rows with more than `max_tokens` tokens
-    - `store`: the replay folder of another run, whose episodes this run trains on; None: it trains on its own episodes
+    - `store`: the replay folder of another run; this run then trains on the episodes of that run. None: it trains on
+      its own episodes
     """
 
     run_dir: Path

@@ -48,7 +48,8 @@ def _blocks(text: str, images: Iterator[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def wrong_images(prompts: pa.Array, images: pa.Array) -> tuple[int, str] | None:
-    """The first row of two columns whose marks and images differ in number, and what is wrong. None: there is none.
+    """The first row whose numbers of marks and images differ, and a text that tells what is wrong. None: there is no
+    such row.
 
     `prompts` are lists of messages. Raises ValueError: `images` does not hold lists.
     """

@@ -95,7 +95,7 @@ class RowReader:
         )
 
     def _others(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The columns whose values no other field of the task has unchanged."""
+        """The columns that the task must keep here, because none of its other fields keeps their values unchanged."""
         known = {*_IN_TASK, self.demonstration}
         if values["reward_model"] == {"style": "rule", "ground_truth": values["reward_model"]["ground_truth"]}:
             known.add("reward_model")

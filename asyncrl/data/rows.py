@@ -1,8 +1,8 @@
 """Gives access to rows by number, with exactly the values in their files.
 
 Rows from Parquet and Arrow stay in columns. Rows from JSON, and rows in the file that a run makes (`made_rows.py`), are
-packed: each is one msgpack value. If they were in columns, all values of a column would have one type, so one decimal
-would turn all integers into decimals.
+packed: each is one msgpack value. In a column, all values would have one type, so a single decimal would turn all
+integers of the column into decimals.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def check_sendable(value: Any) -> None:
     try:
         msgspec.msgpack.encode(value)
     except OverflowError:
-        # An integer may be too large for msgspec. `pack` can write it, but would also replace half of a surrogate pair.
-        # So the JSON encoder must refuse such a text first.
+        # An integer may be too large for msgspec. `pack` can write it. But `pack` would also replace half of a
+        # surrogate pair in a text, so the JSON encoder must refuse such a text first.
         msgspec.json.encode(value)
         pack(value, "the row")
     check_plain(value, MAX_DEPTH)

@@ -87,7 +87,8 @@ class TableChecks:
             self._check_times(column)
 
     def _check_times(self, values: pa.ChunkedArray) -> None:
-        """Find times that Python cannot represent: with nanoseconds, extreme years or an unknown time zone."""
+        """Find times that Python cannot represent, because they have nanoseconds, an extreme year or an unknown time
+        zone."""
         kind = values.type
         if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
             try:

@@ -75,7 +75,8 @@ def _exact(row: Mapping[str, Any]) -> str:
 
 def row_of(number: int, task: Task) -> dict[str, Any]:
     """A task in verl's layout. A missing `index` becomes `number`."""
-    # Schemas are written as JSON text, because Parquet would give every struct in a column the fields of all of them.
+    # Schemas are written as JSON text, because Parquet would give every struct in a column the fields of all structs
+    # there.
     extra: dict[str, Any] = {"index": number, **task.extra_info}
     return {
         **task.columns,

@@ -20,7 +20,8 @@ TOOL = "calculator"
 
 _RESULT = re.compile(r"\s*[+-]?[0-9.]+(/[1-9][0-9]*)?\s*")
 _MARKS = re.compile("<<|>>")
-"""The marks of a calculation. A text keeps them only if the calculation is not marked well."""
+"""The marks around a calculation. The text between calculations has one only if a calculation is not marked in the form
+<<48/2=24>>."""
 
 
 class LeftOut(StrEnum):

@@ -31,8 +31,8 @@ LISTS_NONE = (404, 501)
 
 
 def tasks(url: str, split: str, limit: int | None = None, first: int = 0, prompt: str | None = None) -> Iterator[Task]:
-    """`limit` tasks, from the one with the index or seed `first` on. The first user message to the policy is `prompt`,
-    by default the description of the environment. Raises DataError.
+    """`limit` tasks, of which the first one has the index or seed `first`. The first user message to the policy is
+    `prompt`, by default the description of the environment. Raises DataError.
     """
     server = _Server(url)
     about = server.asked("GET", "metadata")

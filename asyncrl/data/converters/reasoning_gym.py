@@ -3,7 +3,7 @@
 The rule `reasoning_gym` scores answers with the data set's own `score_answer`.
 
 With the same name, options and seed, the same tasks are made. A task contains everything that `score_answer` reads.
-Demonstrations are made of the data sets that ask for the value of an expression.
+Demonstrations can be made only for data sets that ask for the value of an expression.
 
 Source: `reasoning_gym.create_dataset` of reasoning-gym 0.1.25.
 """
@@ -72,9 +72,9 @@ def demonstrations(source: str) -> Iterator[list[Mapping[str, Any]] | LeftOut]:
 
 
 def check_held_out(train: Iterable[str], held_out: Iterable[str]) -> None:
-    """Raises DataError: a held-out source makes tasks that a training source makes, too, or a source has another form.
+    """Raises DataError: a held-out source makes some of the tasks of a training source, or a source is malformed.
 
-    Sources of other kinds are ignored, and so are held-out sources that are training sources on purpose.
+    Sources of other kinds are ignored. A held-out source that is also listed as a training source is allowed.
     """
     training = {source: _numbers(source) for source in train if source.startswith(KIND)}
     for source in held_out:
@@ -90,8 +90,8 @@ def check_held_out(train: Iterable[str], held_out: Iterable[str]) -> None:
 
 
 def _numbers(source: str) -> tuple[str, range]:
-    """The name of a data set, and the numbers from which its tasks are made. Options that are not numbers count as the
-    defaults, since reasoning-gym refuses them later."""
+    """The name of a data set, and the numbers from which its tasks are made. If the seed or the size is not a whole
+    number, its default is used, since reasoning-gym refuses such an option later."""
     query = SourceQuery.of(source, FORM)
     seed, size = (_value(query.values.get(key, "")) for key in ("seed", "size"))
     first = seed if isinstance(seed, int) else SEED
