@@ -53,9 +53,9 @@ def calculate(expression: str) -> str:
 def operations(expression: str) -> tuple[list[Operation], str]:
     """The operations of a longer expression in the order in which they must be done, and the result of the last one.
 
-    An operation has the results of earlier ones, as `calculate` rounds them. There are none if the expression is only a
-    number. Raises ValueError: it is not an expression of numbers, + - * / and parentheses, or `calculate` refuses an
-    operation.
+    An operation contains the results of earlier operations, as `calculate` rounds them. If the expression is only a
+    number, there are no operations, and the result is that number. Raises ValueError: the text is not an expression of
+    numbers, + - * / and parentheses, or `calculate` refuses an operation.
     """
     text = expression.strip()
     if len(text) > LONGEST or not _ARITHMETIC.fullmatch(text):

@@ -109,7 +109,7 @@ def message_of(error: BaseException) -> str:
 
 def short_repr(value: Any) -> str:
     """The first 100 characters of the representation of a user's value. If `__repr__` raises an Exception, the result
-    says so. Anything else that it raises, such as SystemExit, passes."""
+    says so. Anything else that it raises, such as SystemExit, is not caught."""
     try:
         return f"{value!r:.100}"
     except Exception as error:  # noqa: BLE001 - reported. It may be a whole number of more than 4,300 digits.
@@ -119,8 +119,8 @@ def short_repr(value: Any) -> str:
 def own_line(error: BaseException) -> str:
     """The innermost line of the user's own code in the traceback of an error, such as `my_tools.py, line 12`.
 
-    The traceback of the error's cause counts if no file of the error's own traceback is the user's. Empty if neither
-    has such a file.
+    If the error's own traceback has no file of the user, the traceback of the error's cause is searched. Empty if
+    neither has such a file.
     """
     if isinstance(error, SyntaxError) and error.filename:
         places = [(error.filename, error.lineno)]
@@ -142,7 +142,7 @@ def line_in_stacks(stacks: str) -> str:
 
 
 def kind_of(reason: str) -> str:
-    """The reason with `#` for each number and quoted value, so that failures of one kind have the same text."""
+    """The reason with `#` in place of each number and quoted value, so that failures of one kind have the same text."""
     return _VARIES.sub("#", reason)
 
 

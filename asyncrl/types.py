@@ -129,7 +129,7 @@ class Task:
     def truth_text(self) -> str:
         """The ground truth as text: text stays unchanged, any other value becomes JSON.
 
-        Null fields are left out, since Parquet gives every struct all fields of its column.
+        Null fields are left out, since Parquet gives every struct in a column the fields of all structs there.
         """
         if isinstance(self.ground_truth, str):
             return self.ground_truth
@@ -205,8 +205,8 @@ class Ticket:
 
     @property
     def pin(self) -> str | None:
-        """The name of the session that the engine must serve with exactly `min_version`. None in training: only an
-        evaluation needs one exact version."""
+        """The name of the session that the engine must serve with exactly `min_version`. None in training, because only
+        an evaluation needs one exact version."""
         return self.id if self.purpose is Purpose.EVAL else None
 
 
@@ -638,10 +638,11 @@ class BatchPlan:
     """The trajectories of learner step `step`, in order. The replay records the plan before the learner gets it.
 
     - `version`: the learner's policy version at this step
-    - `ids`: the trajectories. The part of a shard whose tasks are solved may have none. `group_ids`, `tokens`,
-      `sampled` and `weights` have one entry for each of them, in the same order
+    - `ids`: the trajectories. If the tasks of a shard are solved, its part of the plan may have none. `group_ids`,
+      `tokens`, `sampled` and `weights` have one entry for each trajectory, in the same order
     - `group_ids`: the group of each trajectory
-    - `tokens`, `sampled`: for each trajectory the number of its tokens, and of those that the policy sampled
+    - `tokens`, `sampled`: for each trajectory the number of its tokens, and the number of its tokens that the policy
+      sampled
     - `weights`: the sampler's importance weights, at most 1
     - `shared`: for each trajectory the length of its common prefix with the previous trajectory of the same group;
       empty if the lengths are unknown

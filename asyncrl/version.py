@@ -1,4 +1,5 @@
-"""The version of asyncrl, and the folder of its package. No file below the package's root imports the root for them."""
+"""The version of asyncrl, and the folder of its package. Other files of the package import them from here, not from
+`asyncrl` itself."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """The largest header of a message with many tasks, which is accepted only from a trusted peer."""
 LEVELS_OF_ARGUMENTS = 5
-"""The depth at which a trajectory's body has the arguments of a tool call."""
+"""The depth of a tool call's arguments in the body of a trajectory."""
 TASKS_BYTES = 64 << 20
 """The largest size of the tasks in one reply; the next reply has further tasks. A ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
@@ -126,7 +126,7 @@ def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[B
 
 
 def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:
-    """The message in `frames`, whose body is decoded later. Raises WireError: the frames are malformed."""
+    """The message in `frames`. Its body is decoded later. Raises WireError: the frames are malformed."""
     if not frames:
         raise WireError("a message needs a header frame")
     header = _read_header(frames[0], max_header_bytes)
