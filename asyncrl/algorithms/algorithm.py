@@ -101,11 +101,10 @@ class Algorithm:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of this micro-batch, a float64 scalar, and float64 sums for `summary`.
 
-        All of them are added over micro-batches and ranks. logprobs float[N] and entropy float[N] have a gradient. The
-        gradient of the loss is exactly 0 where `tokens.mask` is false, on tokens that are too old, and on every dropped
-        token that no loss stream trains.
-        `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a tensor is
-        missing.
+        The caller adds the losses and the sums of all micro-batches and ranks. logprobs float[N] and entropy float[N]
+        have a gradient. The gradient of the loss is exactly 0 where `tokens.mask` is false, on tokens that are too old,
+        and on every dropped token that no loss stream trains. `tokens` are whole sequences, as `prepare` returned them.
+        Raises InvariantError: shapes differ, or a tensor is missing.
         """
         return loss_of_pass(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
 

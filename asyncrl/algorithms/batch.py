@@ -131,7 +131,7 @@ class Tokens:
     - `reference` float32[N]: the log-prob under the reference policy
     - `values` float32[N]: the critic's value of the state before the token
     - `measured` bool[N]: true on the tokens whose entropy is computed for metrics, if the loss does not need entropies.
-      None: on all
+      None: the entropy of all tokens is computed
     - `implicit` float32[N]: log(pi_phi / pi_ref), the reward that an implicit process model pi_phi gives to the token
     - `collisions` float32[N]: the sum over the vocabulary of pi_prox^2, the probability that two draws of the token are
       the same

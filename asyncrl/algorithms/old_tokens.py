@@ -2,8 +2,8 @@
 
 An old token is context without loss. Rewards, baselines, advantages and returns are computed from whole sequences, so
 they are the same as without old tokens. The loss, the corrections, the critic's loss and their metrics leave old tokens
-out: the ratio of a sequence, for example, has only the tokens that are trained. Losses are divided by the numbers of
-trained tokens, and of sequences and groups that have a trained token.
+out: the ratio of a sequence, for example, has only the tokens that are trained. Losses are divided by the number of
+trained tokens, or by the number of sequences or groups that have a trained token.
 
 The tokens of a greedily sampled member (algorithm.greedy_sibling) are treated in the same way: the member is only a
 baseline.

@@ -102,8 +102,8 @@ class Rollouts:
 
 
 def step_tokens(episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """The k steps of this rank's sequences: their indices int64[k] among the K steps of the batch, and the indices
-    int64[k] of their last policy tokens among the M tokens.
+    """The steps of this rank's sequences: the indices int64[k] of the k steps among the K steps of the batch, and the
+    indices int64[k] of the steps' last policy tokens among the M tokens.
 
     Raises InvariantError: a step ends outside its sequence, or before the sequence's first policy token.
     """

@@ -20,8 +20,8 @@ from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 FADED = 0.01
-"""A smaller weight has next to no effect. Losses that weigh whole sequences mark the tokens of such a sequence as
-`faded`."""
+"""A weight below this number has nearly no effect. Losses that weigh whole sequences mark the tokens with such a weight
+as `faded`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +53,8 @@ class Updates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLosses:
-    """The `losses` float[M] of the tokens. `marks` has bool[M] by name: true on the tokens that the loss treated in
-    this way, for example clipped. The share of these tokens is reported as `clip/NAME`."""
+    """The `losses` float[M] of the tokens. `marks` maps names to bool[M]: true on the tokens that the loss treated in a
+    special way, for example clipped. The share of these tokens is reported as `clip/NAME`."""
 
     losses: Tensor
     marks: Mapping[str, Tensor] = field(default_factory=dict)

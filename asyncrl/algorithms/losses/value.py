@@ -21,13 +21,13 @@ class Value(Part):
 
     @abstractmethod
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses float[M] of `values`, and bool[M], true on the tokens for which a clip applies. `values`, `old`
-        and `returns` are float[M]."""
+        """The losses float[M] of `values`, and bool[M], true on the tokens whose loss is limited (clipped, or linear as
+        in `HuberValue`). `values`, `old` and `returns` are float[M]."""
 
 
 class ClippedValue(Value):
-    """The larger of two squared errors to the return: of the value, and of the value clipped to a range around the old
-    value.
+    """The larger of two squared errors. One is the value's error, relative to the return. The other is the error of the
+    value after it is clipped to a range around the old value.
 
     Formula: max((V - R)^2, (min(max(V, V_old - clip), V_old + clip) - R)^2) / 2; with V the value, V_old the value
     before the step, and R the return
