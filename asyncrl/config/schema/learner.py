@@ -338,7 +338,8 @@ class SftConfig:
 
 @dataclass
 class DemonstrationConfig:
-    """The weights of tasks' demonstrations (data.demonstration), which are trained as members of their groups."""
+    """The weights of the demonstrations of tasks (data.demonstration). Such a demonstration is trained as a member of
+    its task's groups."""
 
     weight: str = option(
         "none",
