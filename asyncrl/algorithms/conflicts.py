@@ -105,7 +105,7 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
     if parts.proximal == "behaviour" and parts.has_kl and parts.kl.target:
         yield (
             f"{setting}: the coefficient of algorithm.kl target={parts.kl.target} would follow the KL of the policies "
-            "that sampled, and not that of the trained one: set algorithm.proximal=recompute, or target=null"
+            "that sampled, not the KL of the trained policy: set algorithm.proximal=recompute, or target=null"
         )
     if parts.proximal in INTERPOLATED and (early := names_before_updates(parts)):
         yield (

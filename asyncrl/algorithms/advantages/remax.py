@@ -15,8 +15,8 @@ class Remax(SequenceAdvantage):
     Use: to take one greedy sample per group as a cheap baseline; set algorithm.greedy_sibling=true
     Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models,
     2023
-    Caveat: the greedy member is as old as the others, so its reward may not be that of the current policy. It is
-    generated but not trained.
+    Caveat: the greedy member is as old as the others, so the current policy's greedy reward may differ from this
+    baseline. It is generated but not trained.
     """
 
     name = "remax"

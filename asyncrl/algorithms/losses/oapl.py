@@ -17,7 +17,7 @@ class Oapl(Loss):
     for NeMo RL
     Caveat: choose beta so that sequences can reach the log-ratio A / beta. With a much smaller beta, the loss is a
     policy gradient without a trust region. It then lowers most log-probs, since the advantages of the part oapl have a
-    mean below 0. Where pi_theta = mu, the gradient is 2 beta times that of the loss gpg with aggregation
+    mean below 0. Where pi_theta = mu, the gradient is 2 beta times the gradient of the loss gpg with aggregation
     seq-mean-token-sum. A sequence with A = 0 is pulled back to mu. Corrections must not set weights or treat tokens of
     a sequence differently, and a prioritised sampler must not weigh the advantages.
     """

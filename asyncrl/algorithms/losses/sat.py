@@ -12,8 +12,8 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 
 class Sat(ClippedLoss):
-    """PPO with a staleness-adaptive trust region: the clip is narrower for the tokens that the policy has moved away
-    from most, on the side to which it has moved.
+    """PPO with a staleness-adaptive trust region: the clip is narrower for the tokens whose probability has changed
+    most since they were sampled, on the side of the change.
 
     Formula: -min(r A, clip(r, 1 - clip_low c_low, 1 + clip_high c_high) A), with r = pi_theta / mu. c_high = 1 / (1 +
     (d / q)^2) where d > q, else 1. c_low = 1 / (1 + (d / q)^2) where d < -q, else 1. d = log pi_prox - log mu, and q is

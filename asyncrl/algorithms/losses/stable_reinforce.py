@@ -15,8 +15,8 @@ class StableReinforce(ClippedLoss):
     Use: as ppo, if a few tokens with A < 0 and huge ratios make training unstable; with advantage reinforce_pp and
     correction outliers it is StableReinforce
     Source: R1-Reward: Training Multimodal Reward Model Through Stable Reinforcement Learning, 2025 (pre-clip)
-    Caveat: the paper's third part, a judge that rewards consistent reasoning, is a matter of the reward. Tinker's loss
-    of the same name is another one, whose formula is not public.
+    Caveat: the paper's third part, a judge that rewards consistent reasoning, is a matter of the reward. Tinker has
+    another loss of the same name, whose formula is not public.
     """
 
     name = "stable_reinforce"
