@@ -57,8 +57,8 @@ class ActorConfig:
     )
     environment: str | None = option(
         None,
-        "dotted path of an environment class; each episode has an object of this class, which holds its state and "
-        "whose methods replace actor.tools (docs/environments.md)",
+        "dotted path of an environment class; each episode has an object of this class, which holds the episode's "
+        "state; the methods of the class replace actor.tools (docs/environments.md)",
         fixed="all members of a group are played in one environment",
         secret="none",
     )

@@ -122,8 +122,8 @@ class EngineConfig:
     )
     silence_s: float = option(
         60.0,
-        "seconds after which a server counts as lost if it has not answered. After about four times as long, a server "
-        "that the run started is killed and started again",
+        "seconds after which a server counts as lost if it has not answered. After about four times this number of "
+        "seconds, a server that the run started is killed and started again",
         "(0, inf)",
     )
     launch: bool | None = option(

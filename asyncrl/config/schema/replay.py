@@ -58,8 +58,8 @@ class OldGroupsConfig:
     wait_s: float | None = option(
         None,
         "largest number of seconds for which a step waits for running groups that would otherwise become too old and "
-        "be thrown away (docs/replay.md#groups-that-become-too-old); 0: no wait; null: the time for which the learner "
-        "trains a step, or less if it seldom lacks a full batch. With null there is no wait if replay.max_lag is 0, "
+        "be thrown away (docs/replay.md#groups-that-become-too-old); 0: no wait; null: the duration of a learner "
+        "step, or less if the learner seldom lacks a full batch. With null there is no wait if replay.max_lag is 0, "
         "replay.sampler.kind is not oldest, or replay.sampler.max_times_sampled is above 1",
         "[0, inf)",
     )

@@ -247,13 +247,13 @@ class ObserveConfig:
     )
     keep_episodes: int = option(
         3,
-        "number of groups of each learner step whose text is kept for reading: the group with the best episode, then "
+        "number of groups of a learner step that are kept as text for reading: the group with the best episode, then "
         "the group with the worst, then random groups; 0: none",
         "[0, 64]",
     )
     keep_evaluated: int = option(
         8,
-        "number of held-out episodes of each evaluation whose text is kept for reading; every evaluation keeps the "
+        "number of held-out episodes of an evaluation that are kept as text for reading; every evaluation keeps the "
         "same tasks; 0: none",
         "[0, 512]",
     )

@@ -319,7 +319,8 @@ def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
 
 def may_give(config: ScoringConfig, score: str) -> bool:
     """Return true if episodes of some data source may get this score. A rule or a manager may return further numbers
-    with any names. So every score counts whose name begins with `manager/`, or with `rule/` and a configured rule."""
+    with any names. So the result is true for every name that begins with `manager/`, or with `rule/` and the name of a
+    configured rule."""
     kind, _, name = score.partition("/")
     shaping, has_manager = config.shaping, any(map(config.manager.of, ("", *config.manager.sources)))
     if name:
