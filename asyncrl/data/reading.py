@@ -106,7 +106,7 @@ class TaskFile(Sequence[Task]):
         return selected
 
     def spread(self, count: int) -> TaskFile:
-        """The tasks. If there are more than `count`, only `count` of them, evenly spread over the rows. Ids stay."""
+        """A selection of at most `count` tasks, evenly spread over the rows, with unchanged ids."""
         kept = np.zeros(len(self), np.bool_)
         kept[np.linspace(0, len(self) - 1, min(count, len(self))).astype(int)] = True
         return self.left(kept)
