@@ -68,7 +68,7 @@ def stop_on_signals(now: Callable[[], float] = time.monotonic) -> threading.Even
             shown = SHOW_CURSOR if os.isatty(2) else b""
             try:
                 os.write(2, shown + b"asyncrl: ended at once on Ctrl-C, while it was stopping\n")
-            finally:  # The write fails if the terminal or the reader of a pipe has gone.
+            finally:  # The write fails if the terminal or the pipe is closed.
                 os._exit(128 + signal.SIGINT)
         asked_at.append(now())
         log.info("stopping on %s", signal.Signals(number).name)

@@ -42,8 +42,8 @@ class SlowCode:
     ) -> None:
         self._base, self._limit_s, self._clock, self._frames = base, limit_s, clock, frames
         self._running: dict[int, tuple[tuple[FrameType, FrameType | None], float]] = {}
-        """For each thread: the outermost frame of the user's code, the frame in which an event loop calls it, and the
-        time at which they were seen first. A call that was already logged has an infinite time."""
+        """Maps each thread to the outermost frame of the user's code, the frame in which an event loop calls it, and
+        the time at which they were seen first. A call that was already logged has an infinite time."""
 
     def look(self) -> None:
         """Log the calls that have run for too long. Called again and again."""
