@@ -29,7 +29,7 @@ def test_the_summary_of_a_section_is_whole_if_its_docstring_has_several_lines() 
         """
 
     assert summary(Section) == "Adapters: small matrices. Only adapters are trained."
-    assert "agrees less and less with the outcomes.\n" in page()
+    assert "the step scores of the function scoring.steps.\n" in page()
 
 
 @pytest.mark.parametrize(
