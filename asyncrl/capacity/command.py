@@ -1,7 +1,7 @@
 """`asyncrl plan RUN [--gpus N]`: forecasts the speed of a run on another number of GPUs, or with a different age bound.
 
 It simulates the run from measurements: the lengths of its episodes, the delays of its tools, the speed of its engines,
-scorers and learner. Tickets, groups, samplers and batch plans come from the real replay.
+scorers and learner. It runs the replay's own code for tickets, groups, samplers and batch plans.
 
 With --gpus it tries several numbers of learner GPUs, and marks the fastest forecast. --save writes rates and sizes to a
 file, which you can edit and pass instead of the run. docs/cluster.md describes the limits of the forecasts.
@@ -128,8 +128,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=TREATMENT_NAMES,
         nargs="+",
         metavar="HOW",
-        help="treatments of groups that become too old (replay.old_groups): evict, wait, mask or both (default: as in "
-        "the run); a wait may last as long as in the run, or as long as the learner trains a step",
+        help="treatments of groups that become too old (replay.old_groups): evict, wait, mask, or both (a wait, then "
+        "the mask); default: as in the run. A wait has the run's limit, or else the time for which a step trains",
     )
     add("--batch-size", type=_count, metavar="B", help="trajectories per batch, learner.batch_size")
     add("--group-size", type=_count, metavar="G", help="trajectories per group, learner.group_size")
@@ -256,8 +256,8 @@ def _treated(sizes: Sizes, treatment: str | None, max_lag: int) -> Sizes:
         return sizes.treated(treatment, max_lag)
     except ValueError as error:
         raise ConfigError(
-            f"{f'--old-groups {treatment} ' if treatment else ''}--max-lag {max_lag}: {error}. In a forecast, "
-            "--old-groups evict sets this"
+            f"{f'--old-groups {treatment} ' if treatment else ''}--max-lag {max_lag}: {error}. --old-groups evict "
+            "forecasts that setting"
         ) from error
 
 
@@ -325,8 +325,8 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
         limit = waiting[0].wait_s  # All forecasts have the same limit: the run's, or the default.
         longest = "the time for which the learner trains a step" if limit is None else f"{limit:g} s"
         yield (
-            f"With wait and both, a step waits for old groups for at most {longest}. For another limit, change "
-            "wait_s in the file that --save writes, and name this file instead of the run."
+            f"With --old-groups wait or both, a step waits for old groups for at most {longest}. For another limit, "
+            "change wait_s in the file that --save writes, and name this file instead of the run."
         )
     yield f"Lags of the trained trajectories of the fastest forecast: {lags}."
     if "evicted" in decided:

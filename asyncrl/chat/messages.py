@@ -23,28 +23,33 @@ def read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
     """Read messages of the API into the form that templates take. Results without an id answer the calls of the turn
     before them, in order. Raises RefusedError: a message is malformed or not supported."""
     names: dict[str, tuple[str, str]] = {}
-    unanswered: list[str] = []
+    unanswered: list[tuple[str, str]] = []
     return tuple(_message(message, names, unanswered) for message in messages)
 
 
-def _message(message: Any, names: dict[str, tuple[str, str]], unanswered: list[str]) -> Message:
+def _message(message: Any, names: dict[str, tuple[str, str]], unanswered: list[tuple[str, str]]) -> Message:
     """Read one message. `names` maps the id of each earlier call to its tool and to the id that templates take.
-    `unanswered` are the tools of the last calls without a result."""
+    `unanswered` has the id and the tool of each call of the last assistant turn that has no result yet."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
     content = _content(message.get("content"), role)
     if role == "tool":
-        id, tool = _id(message.get("tool_call_id")), unanswered.pop(0) if unanswered else "unknown"
-        name, number = names.get(id, ("unknown", "")) if id else (tool, "")
+        id = _id(message.get("tool_call_id"))
+        call = next((each for each in unanswered if each[0] == id or not id), None)
+        if call is not None:
+            unanswered.remove(call)
+        name, number = names.get(id, ("unknown", "")) if id else ("unknown" if call is None else call[1], "")
         known = {"tool_call_id": number} if number else {}
         return {"role": role, "name": str(message.get("name") or name), "content": content, **known}
     made = message.get("tool_calls") or () if role == "assistant" else ()
     if not isinstance(made, Sequence):
         raise RefusedError(f"tool_calls must be a list, not {made!s:.100}")
     calls = [_call(call, number, names) for number, call in enumerate(made)]
-    if calls:
-        unanswered[:] = [call["function"]["name"] for call in calls]
+    if role == "assistant":
+        unanswered[:] = [
+            (_id(given.get("id")), call["function"]["name"]) for given, call in zip(made, calls, strict=True)
+        ]
     read = {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
     reasoning = message.get("reasoning_content") or message.get("reasoning") if role == "assistant" else None
     return with_reasoning(read, reasoning if isinstance(reasoning, str) else "")

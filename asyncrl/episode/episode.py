@@ -129,7 +129,7 @@ class Episode:
         self._clock = runner.clock
         self._spans = runner.spans
         self._running: Counter[str] = Counter()
-        self._started: dict[str, float] = {}
+        self._counted_until: dict[str, float] = {}
         self._room_changed = asyncio.Event()
 
     async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
@@ -225,16 +225,20 @@ class Episode:
     def timed(self, phase: str) -> Iterator[dict[str, Value]]:
         """Add to `phase` the seconds that the body of the `with` statement takes. If several bodies run at once, these
         seconds are added once. The body may add values for the timeline to the yielded dictionary."""
-        if not self._running[phase]:
-            self._started[phase] = self._clock()
-        self._running[phase] += 1
+        self._count(phase, 1)
         try:
             with self._spans.span(phase, episode=self.ticket.id) as values:
                 yield values
         finally:
-            self._running[phase] -= 1
-            if not self._running[phase]:
-                self.seconds[phase] += self._clock() - self._started[phase]
+            self._count(phase, -1)
+
+    def _count(self, phase: str, change: int) -> None:
+        """Count the seconds of a phase up to now, and change the number of its bodies that run."""
+        now = self._clock()
+        if self._running[phase]:
+            self.seconds[phase] += now - self._counted_until[phase]
+        self._counted_until[phase] = now
+        self._running[phase] += change
 
     def end(self) -> None:
         """End the episode: release the engine's sessions. Completions that are still in flight will not be recorded. A

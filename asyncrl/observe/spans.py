@@ -12,8 +12,8 @@ from 1970. A line with an object is a note:
 
 - `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, the
   time at which the process `started`, and the number of lines `dropped` so far.
-- `clock`: the time at which the clock of a replay was `ahead` microseconds ahead of this process's clock. `peer` is the
-  replay's endpoint. The measurement took `round_trip` microseconds.
+- `clock`: a comparison of clocks, made at this time. The clock of a replay was `ahead` microseconds ahead of this
+  process's clock. `peer` is the replay's endpoint. The measurement took `round_trip` microseconds.
 - `lost`: the number of spans that this process has lost so far.
 
 Times come from one monotonic clock, which is set by the wall clock when the process starts.
@@ -166,8 +166,14 @@ class SpanFile:
             self._rotate()
             file = self._file = self._open()
             given, size = begin() + lines, 0
-        if file.write(given) < len(given):
+        try:
+            written = file.write(given)
+        except OSError:
+            self.close()  # The next append begins again, with the lines of `begin`.
+            raise
+        if written < len(given):
             file.truncate(size)
+            self.close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:

@@ -17,6 +17,9 @@ from asyncrl.sandbox import sandbox
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox, check_sandbox, open_sandbox
 from asyncrl.tools.base import Tool
 
+LARGEST_LIMIT = 1e9
+"""Limits of this many seconds or megabytes are mistakes, which the kernel refuses."""
+
 
 class PythonSandbox(Tool):
     """Runs each call in a new process, or container, and in a new folder. No names or files are kept between calls."""
@@ -75,8 +78,10 @@ def read_limits(**given: Any) -> sandbox.SandboxLimits:
     for name, limit in known.items():
         whole = name == "memory_mb"
         # A comparison with nan is false, so this also refuses nan.
-        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0 or (whole and limit % 1):
-            raise ValueError(f"{name} is {limit!r:.100}; it must be a positive {'whole ' if whole else ''}number")
+        is_right = isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < LARGEST_LIMIT
+        if not is_right or (whole and limit % 1):
+            number = f"{'whole ' if whole else ''}number above 0 and below {LARGEST_LIMIT:g}"
+            raise ValueError(f"{name} is {limit!r:.100}; it must be a {number}")
     if "memory_mb" in known:
         # A column of whole numbers with nulls may become one of floats.
         known["memory_mb"] = int(known["memory_mb"])

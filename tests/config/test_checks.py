@@ -210,9 +210,9 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"actor.agent": "a.b", "actor.mcp_servers": {"c": {}}}, "an agent connects to its servers itself"),
         ({"actor.search.corpus": "a", "actor.search.url": "http://a"}, "passages come from only one of them"),
         ({"actor.search.url": "localhost:8000"}, "write an address such as http://"),
-        ({"data.dataset": "a.B", "data.columns": {"prompt": "q"}}, "makes the tasks from the files itself"),
+        ({"data.dataset": "a.B", "data.columns": {"prompt": "q"}}, "the class reads the files, so no columns are used"),
         ({"data.dataset": "a.B", "data.keep_in_memory": False}, "makes its tasks in memory"),
-        ({"data.columns": {"reward_model": "a"}}, "instead of reward_model, name its fields: ground_truth"),
+        ({"data.columns": {"reward_model": "a"}}, "instead of reward_model, name ground_truth"),
         ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),
         ({"learner.optimizer_on_host": True, "learner.optimizer": "adamw_8bit"}, "use adamw or muon"),
         ({"model.lora.path": "a", "model.lora.rank": 8}, "leave out all but path"),
@@ -372,3 +372,8 @@ def test_a_response_format_needs_servers_no_tools_and_temperature_1(
     for key, new in changes.items():
         put(config, key, new)
     assert reason in "\n".join(refusals(config))
+
+
+def test_a_group_of_one_episode_and_a_demonstration_may_be_filtered_by_its_scores(config: TrainConfig) -> None:
+    config.replay.filter.zero_variance, config.learner.group_size, config.data.demonstration = True, 1, "answer"
+    assert not any("would drop every group" in each for each in refusals(config))

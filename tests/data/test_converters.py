@@ -347,6 +347,7 @@ def test_folders_within_a_folder_may_be_named_like_files_and_those_of_save_to_di
     pq.write_table(pa.table({"question": ["6*7?"], "answer": ["#### 42"]}), part / "part-0.parquet")
     assert [row for _, row in published_rows(str(tmp_path / "rows"))] == [{"question": "6*7?", "answer": "#### 42"}]
     (tmp_path / "rows" / "state.json").write_text("{}")
+    (tmp_path / "rows" / "data-00000-of-00001.arrow").touch()
     with pytest.raises(DataError, match="was written by save_to_disk"):
         next(published_rows(str(tmp_path / "rows")))
 

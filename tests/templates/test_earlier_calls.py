@@ -173,6 +173,16 @@ def test_a_result_has_the_name_and_the_id_of_its_call_also_with_ids_of_programs(
         assert "## Return of functions.look:0\nr" in kimi.text(kimi.prompt(changed, [TOOL]))
 
 
+def test_a_result_with_an_id_leaves_the_other_calls_to_results_without_one() -> None:
+    calls = [{"id": id, "function": {"name": name, "arguments": "{}"}} for id, name in (("c1", "a"), ("c2", "b"))]
+    results = [{"role": "tool", "tool_call_id": "c2", "content": "x"}, {"role": "tool", "content": "y"}]
+    later = [{"role": "assistant", "content": "z"}, {"role": "tool", "content": "w"}]
+    read = read_messages(
+        [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}, *results, *later]
+    )
+    assert [each["name"] for each in read if each["role"] == "tool"] == ["b", "a", "unknown"]
+
+
 def test_a_template_of_its_own_for_conversations_without_tools_may_take_no_null() -> None:
     chat = Chat(tokenizer("hermes3"))
     for form in FORMS.values():

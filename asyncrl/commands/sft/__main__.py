@@ -68,7 +68,7 @@ def run(config: TrainConfig) -> None:
     _refuse(run_dir, learner.nodes, config.data, config.algorithm.sft)
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
-        # Rendering takes long, so a changed key that must keep its value is refused first.
+        # Rendering takes long, so changes of keys that are fixed for a run are refused first.
         changes_of(values_of(config), run_dir)
         for sources in filter(None, (config.data.train, config.data.eval)):
             if not any(source.startswith(ELSEWHERE) for source in sources):
@@ -166,7 +166,8 @@ def _check_models(
 
 def _steps_of_epochs(learner: LearnerConfig, demonstrations: int) -> int:
     """The number of steps of `learner.epochs`, by default of one epoch."""
-    return math.ceil((learner.epochs or 1) * -(-demonstrations // learner.batch_size))
+    # 1.1 * 10 is slightly more than 11 in floating point.
+    return math.ceil(round((learner.epochs or 1) * -(-demonstrations // learner.batch_size), 6))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -41,7 +41,7 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
     yield from group_demonstration_conflicts(data, actor, scoring, config.implicit.train)
     yield from actor_conflicts(actor, engine.kind, network.insecure)
     yield from engine_conflicts(engine, actor, cluster)
-    yield from replay_conflicts(replay, learner)
+    yield from replay_conflicts(replay, learner, data.demonstration is not None)
     if replay.old_groups.mask and config.implicit.train:
         yield (
             "replay.old_groups.mask implicit.train: the process model learns from whole episodes; set the first key to "

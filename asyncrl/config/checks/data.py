@@ -13,15 +13,15 @@ def data_conflicts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
             none = "; null means that there are none" if key == "data.eval" else ""
             yield f"{key}: name one or more files of tasks{none}"
     if data.eval_limit is not None and data.eval is None:
-        yield "data.eval_limit data.eval: there are no held-out tasks; name some, or set the first to null"
+        yield "data.eval_limit data.eval: there are no held-out tasks; name some in data.eval, or set the limit to null"
     if data.dataset_params and data.dataset is None:
         yield "data.dataset_params data.dataset: the parameters need a class; name it in data.dataset"
     if data.dataset is not None and data.columns:
-        yield "data.columns data.dataset: the class makes the tasks from the files itself; leave one of them out"
+        yield "data.columns data.dataset: the class reads the files, so no columns are used; leave out one of the keys"
     if data.dataset is not None and not data.keep_in_memory:
         yield "data.keep_in_memory data.dataset: the class makes its tasks in memory; set the first to true"
     if wrong := sorted(set(data.columns) & {"reward_model", "extra_info"}):
-        yield f"data.columns: instead of {', '.join(wrong)}, name its fields: ground_truth, or the fields of extra_info"
+        yield f"data.columns: instead of {', '.join(wrong)}, name ground_truth, or the fields of extra_info"
     yield from _prompts(data, actor)
     if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
         yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"
@@ -71,4 +71,4 @@ def _prompts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
     if data.max_prompt_length >= actor.max_tokens:
         yield "data.max_prompt_length actor.max_tokens: an answer needs room after the prompt; lower the first key"
     if data.truncation != "error" and actor.history == "template":
-        yield "data.truncation actor.history: the template would render the whole prompt again; use sampled"
+        yield "data.truncation actor.history: the template would render the whole prompt again; use sampled history"

@@ -8,7 +8,9 @@ from pathlib import Path
 from asyncrl.config.schema import LearnerConfig, ReplayConfig
 
 
-def replay_conflicts(replay: ReplayConfig, learner: LearnerConfig) -> Iterator[str]:
+def replay_conflicts(replay: ReplayConfig, learner: LearnerConfig, demonstrated: bool) -> Iterator[str]:
+    """The reasons why groups cannot be stored, filtered or sampled in this way. `demonstrated`: groups may also have a
+    demonstration."""
     groups = learner.batch_size // learner.group_size
     if replay.shards > max(1, groups):
         yield (
@@ -20,7 +22,7 @@ def replay_conflicts(replay: ReplayConfig, learner: LearnerConfig) -> Iterator[s
     lowest, highest = replay.filter.min_reward, replay.filter.max_reward
     if lowest is not None and highest is not None and lowest > highest:
         yield "replay.filter.min_reward replay.filter.max_reward: every group would be refused; lower the first key"
-    if replay.filter.zero_variance and learner.group_size == 1:
+    if replay.filter.zero_variance and learner.group_size == 1 and not demonstrated:
         yield (
             "replay.filter.zero_variance learner.group_size: the filter would drop every group, since a single score "
             "equals itself; set the first to false"

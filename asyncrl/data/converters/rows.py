@@ -67,7 +67,7 @@ def _files(source: str) -> list[Path]:
     folder = Path(source)
     if not folder.is_dir():
         return find_files(source)
-    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+    if (folder / "dataset_dict.json").is_file() or ((folder / "state.json").is_file() and any(folder.glob("*.arrow"))):
         raise DataError(
             f"{folder} was written by save_to_disk of datasets; write it with to_parquet or to_json instead"
         )

@@ -1,12 +1,9 @@
 """The model families whose weights may be pushed into SGLang servers, and the reasons against other families.
 
-A server takes an update by the names in weight files. It ignores names that it does not know, and reports success. Some
-of its loaders change loaded tensors, such as the experts of a mixture or the projections of latent attention, or load
-some tensors only together. No call of a server lists the names that it would load.
-
-So a family is allowed once a test has shown that servers take every tensor of a push. For each family of `PROVEN`,
-tests/sglang/test_families.py starts a real server on the CPU and pushes new weights for all tensors. Then it compares
-the server's log-probs with those of transformers.
+A server finds the place of a pushed tensor by the name that the tensor has in weight files. It ignores names that it
+does not know, and reports success. Some of its loaders change loaded tensors, such as the experts of a mixture or the
+projections of latent attention, or load some tensors only together. No call of a server lists the names that it would
+load.
 """
 
 from __future__ import annotations
@@ -61,10 +58,10 @@ def check_family(engine: EngineConfig, model: ModelConfig) -> None:
         return
     policy = open_config(model)
     if policy.model_type not in PROVEN:
-        reason = UNPROVEN.get(policy.model_type, "no test has tried it")
+        reason = UNPROVEN.get(policy.model_type, "no test has tried this family")
         raise ConfigError(
             f"model.path={model.path} engine.kind=sglang: no test has shown that SGLang servers take every pushed "
-            f"weight of a {policy.model_type} model, and they ignore weights that they do not know: {reason}; use a "
+            f"weight of a {policy.model_type} model ({reason}). They ignore weights that they do not know. Use a "
             "family listed in docs/models.md, which also says how to add one, or set engine.unproven_family=true at "
             "your own risk"
         )

@@ -101,7 +101,8 @@ class SglangServer:
     def loads_after_requests(self) -> bool:
         """True if the server has no spans, so that its answers do not show which version sampled which token. In such a
         server an update waits for the requests, unless the server is paused."""
-        # With spans, tokens sampled between two parts of an update would be attributed to the new version.
+        # With spans, requests may not end during a load: tokens that are sampled between two parts of an update would
+        # count as sampled by the new version.
         return not self.spans
 
     @property
@@ -209,7 +210,8 @@ class SglangServer:
     async def prepare(self, update: Update) -> None:
         await self._by_a_route(lambda route: route.prepare(update))
         if not self._end.keeps_none:
-            # A server that was restarted keeps no buffer. This must be found out before the load refers to the buffer.
+            # The server may keep a buffer open between updates (routes/kept.py). A restart closes it, and shows as a
+            # wrong label. So the label is checked before the load refers to the buffer.
             await self._check_label()
 
     async def load(self, update: Update) -> None:

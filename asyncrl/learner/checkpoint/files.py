@@ -91,7 +91,9 @@ class CheckpointFiles:
                 return False
             time.sleep(POLL_S)
         sync(self.partial)
-        shutil.rmtree(self.final, ignore_errors=True)
+        if self.final.is_dir():
+            # An earlier checkpoint of this step is hidden before it is removed: a part of it must not look complete.
+            shutil.rmtree(self.final.rename(self.final.with_name(f".tmp-old-{self.final.name}")), ignore_errors=True)
         self.partial.rename(self.final)
         sync(self.final.parent)
         when_there_is_room(lambda: write_whole(self.final / COMPLETE, FORMAT), stop, str(self.final))

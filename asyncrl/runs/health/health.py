@@ -27,7 +27,7 @@ MAX_REFUSED, FEWEST_REFUSED = 0.9, 64
 them."""
 NEARLY_ALL = 0.9
 LEAST_KEPT = 0.5
-"""The smallest healthy share of the adapters' change that is left in the published weights."""
+"""A run is unhealthy if less than this share of the adapters' change is left in the published weights."""
 SOLVED = 0.95
 """A batch counts as solved if its mean outcome is at least this. An outcome is mostly 0 or 1."""
 FEWEST_FOR_TREND = 30
@@ -175,7 +175,7 @@ def biased_selection(seen: Evidence) -> Finding | None:
     means = ", ".join(f"{name} {trained[name]:.4g} and {evicted[name]:.4g}" for name in biased)
     return Finding(
         "selection",
-        "the trained episodes differ from those thrown away as too old by more than chance explains, so that the run "
+        "the trained episodes differ, by more than chance explains, from those thrown away as too old, so that the run "
         f"learns from a biased sample. Means of the trained and of the others: {means}. Raise replay.max_lag, or lower "
         "actor.concurrency if engines make as many tokens a second with fewer requests at once",
     )
@@ -312,8 +312,8 @@ def rounded_adapters(seen: Evidence) -> Finding | None:
     return Finding(
         "rounded",
         f"engines got only {fmean(kept):.0%} of what the adapters learned in {steps_text(rows)} "
-        "(weights/adapters_kept): its changes are so small that rounding the merged weights to model.dtype undoes the "
-        "rest. Raise learner.lr: 1e-5 to 1e-3 are usual for adapters",
+        "(weights/adapters_kept): their changes are so small that rounding the merged weights to model.dtype undoes "
+        "the rest. Raise learner.lr: 1e-5 to 1e-3 are usual for adapters",
     )
 
 

@@ -145,7 +145,9 @@ def become_program(request: dict[str, Any], output: IO[bytes], requests: int, re
     given.write(request.get("stdin", "").encode(errors="replace"))
     given.seek(0)
     # docker's own limit would also hold for the file of standard input.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_OUTPUT, MAX_OUTPUT))
+    _, present = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = MAX_OUTPUT if present == resource.RLIM_INFINITY else min(present, MAX_OUTPUT)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(given.fileno(), 0)
     os.dup2(output.fileno(), 1)

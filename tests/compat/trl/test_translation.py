@@ -310,7 +310,7 @@ def test_vespo_keeps_its_name_and_weighs_by_the_exact_ratio(uses_vllm: bool) -> 
     assert result.settings["algorithm.loss"] == {"name": "vespo", "params": params}
     assert result.settings["algorithm.aggregation"] == {"name": "token-mean"}
     assert result.settings["algorithm.correction"] == [{"name": "opsm", "params": {"delta": 0.5}}]
-    assert has(result.differs, "loss_type=vespo: its weight has the exact ratio") == uses_vllm
+    assert has(result.differs, "loss_type=vespo: its weight is computed with the exact ratio") == uses_vllm
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def test_a_proven_family_is_taken(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [*UNPROVEN.items(), ("bloom", "no test has tried it")], ids=[*UNPROVEN, "bloom"]
+    ("family", "reason"), [*UNPROVEN.items(), ("bloom", "no test has tried this family")], ids=[*UNPROVEN, "bloom"]
 )
 def test_another_family_is_refused_with_the_reason_unless_the_configuration_says_so(
     family: str, reason: str, tmp_path: Path

@@ -35,7 +35,8 @@ def equal(left: Any, right: Any) -> bool:
                 return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
             return all(map(equal, left.flat, right.flat))
         case torch.Tensor():
-            return left.dtype == right.dtype and torch.equal(left, right)
+            alike = left.dtype == right.dtype and left.shape == right.shape
+            return alike and bool(torch.isclose(left, right, rtol=0, atol=0, equal_nan=True).all())
         case Mapping():
             return left.keys() == right.keys() and all(equal(left[name], right[name]) for name in left)
         case list() | tuple():
@@ -43,6 +44,14 @@ def equal(left: Any, right: Any) -> bool:
         case float() | np.floating():
             return bool(left == right or (left != left and right != right))
     return left is right or bool(left == right)
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """True if two values are equal, also if their types differ, as 1 and 1.0."""
+    try:
+        return bool(left == right) or equal(left, right)
+    except (ValueError, RuntimeError):  # An array or a tensor of several elements has no truth value.
+        return equal(left, right)
 
 
 def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]:
@@ -68,5 +77,5 @@ def merged_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found = info.get(METRICS)
         metrics += found if isinstance(found, list) else [] if found is None else [found]
         others = {name: value for name, value in info.items() if name != METRICS}
-        merged = united(merged, others, "meta_info", equal)
+        merged = united(merged, others, "meta_info", same_value)
     return {**merged, METRICS: transposed(metrics, METRICS)} if metrics else merged
