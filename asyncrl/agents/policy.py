@@ -1,4 +1,5 @@
-"""Requests turns of the policy for the built-in agents. They use the endpoint of their episode, as all agents do."""
+"""Requests turns of the policy for the built-in agents. These agents use the endpoint of their episode, as all agents
+do."""
 
 from __future__ import annotations
 
@@ -86,8 +87,8 @@ async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
 
 
 def with_text_added(messages: Sequence[Message], text: str) -> list[Message]:
-    """Add `text` to the last message if this is a text with the role `user`, else add it as a new user message. Returns
-    the messages. An empty text changes nothing."""
+    """Return the messages with `text` added. If the last message is a text with the role `user`, `text` is added to
+    this message. Otherwise `text` becomes a new user message. An empty text changes nothing."""
     if not text:
         return list(messages)
     last = messages[-1] if messages else None

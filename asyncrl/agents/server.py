@@ -3,7 +3,7 @@ and the time for an answer are limited.
 
 If a server is full or cannot be reached, the beginning of an episode is retried for `start_s` seconds. After that, the
 episode fails, and is played again later. If the server is lost during an episode, the episode fails at once, because
-only the server has its state.
+only the server has the episode's state.
 """
 
 from __future__ import annotations

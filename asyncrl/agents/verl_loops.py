@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SETTING = "actor.agent=verl"
 NAMES = "agent_name"
-"""The column of a row, or the field of its `extra_info`, that names its loop."""
+"""The column of a row, or the field of the row's `extra_info`, that names the row's loop."""
 
 
 class LoopPlayer(Player, Protocol):

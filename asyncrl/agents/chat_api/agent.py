@@ -33,8 +33,8 @@ BUILT_IN: Mapping[str, str] = {
 def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
     """Load a built-in agent by its name, or a function or a class by its dotted path.
 
-    A function gets the `options` at each call; an object of a class is made with them. A synchronous agent runs in a
-    thread. Raises ConfigError: the agent cannot be loaded, made or called.
+    A function gets the `options` at each call. A class gets them once, when its object is made. A synchronous agent
+    runs in a thread. Raises ConfigError: the agent cannot be loaded, made or called.
     """
     setting = f"actor.agent={path}"
     agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}, verl")

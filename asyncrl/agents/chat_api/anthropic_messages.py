@@ -92,7 +92,8 @@ class AnthropicMessages(Api):
             content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
         reason = _REASONS[completion.finish_reason]
         if calls and reason == "end_turn":
-            # Agents run the calls only if this is the reason, also if the turn ended with a stop text.
+            # Agents run the calls only if the reason is `tool_use`. A turn with calls gets this reason even if a stop
+            # text ended it.
             reason = "tool_use"
         elif completion.stop:
             reason = "stop_sequence"
@@ -249,7 +250,7 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 
 
 def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The block with an empty text, with which its stream begins, and the pieces of its text."""
+    """Return the block with an empty text, which its stream sends first, and the deltas that add the text."""
     match block["type"]:
         case "tool_use":
             text = json.dumps(block["input"])

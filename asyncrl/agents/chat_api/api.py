@@ -131,8 +131,8 @@ def read_stop(stop: Any, name: str) -> tuple[str, ...]:
 
 
 def read_alternatives(body: Mapping[str, Any]) -> int:
-    """Read for how many of the most likely tokens the log-probs are wanted at each position. Raises RefusedError: the
-    number is invalid."""
+    """Read `top_logprobs`: how many of the most likely tokens at each position the answer must list. Raises
+    RefusedError: the number is invalid."""
     most = body.get("top_logprobs") or 0
     if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MAX_ALTERNATIVES:
         raise RefusedError(f"top_logprobs is {most!s:.100}; it must be from 0 to {MAX_ALTERNATIVES}")
@@ -140,7 +140,7 @@ def read_alternatives(body: Mapping[str, Any]) -> int:
 
 
 def overridden(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the settings in a body that have no effect."""
+    """The names of the settings in a body that have no effect, although their values are not neutral."""
     return tuple(name for name, same in _NEUTRAL.items() if body.get(name) is not None and body[name] not in same)
 
 

@@ -113,8 +113,8 @@ class ChatCompletions(Api):
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """The tools that the `tool_choice` in `choice` permits, and true if it requires a call. Raises RefusedError:
-    `choice` is malformed."""
+    """Return the tools that `choice`, a request's `tool_choice`, permits, and true if it requires a call. Raises
+    RefusedError: `choice` is malformed."""
     match choice:
         case None | "auto":
             return tools, False

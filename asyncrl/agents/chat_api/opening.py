@@ -64,7 +64,7 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 def _tell(path: Path, url: str, key: str) -> None:
     """Write a file with the address and the key that agents need to request episodes. Only the user of this process may
-    read its folder."""
+    read the file's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

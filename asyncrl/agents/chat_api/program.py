@@ -4,8 +4,8 @@ A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..
 JSON object in a line, which may have `rewards`, `metrics` and `turns`, or `error`. Lines without a JSON object are
 ignored. If an answer repeats the `api_key`, it counts only for the episode with this key.
 
-A program that ends, hangs or prints without end fails only its own episode. Each program leads a process group, which
-is killed when the program's work is over or the actor ends.
+If a program ends, hangs or prints without end, only its own episode fails. Each program leads a process group, which is
+killed when the program's work is over or the actor ends.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ class AgentProgram:
             first: list[asyncio.Future[Any]] = [answer, self._ended]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                # The program's last output may still be in the pipe. Once the group is killed, no process of it writes
-                # more.
+                # The program's last output may still be in the pipe. Once the process group is killed, none of its
+                # processes writes more.
                 self._stop()
                 first = [answer, self._readers[0]]
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)

@@ -2,7 +2,7 @@
 
 The items of responses and inputs become messages of the chat-completions API. The reasoning, the message and the calls
 of one turn are separate items in this protocol. Together they become one message. A request may repeat the whole
-conversation, or name the response that it continues, because responses are stored until the episode ends.
+conversation, or name the response that it continues. For this, responses are stored until the episode ends.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ def _content(content: Any, name: str) -> Any:
 
 
 def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
-    """Return the messages. If `conversations` already have an image, theirs is used, so that each image is in memory
-    once."""
+    """Return the messages. An image that is already in `conversations` is taken from there, so that each image is in
+    memory only once."""
     # Clients repeat all images in each request. Without sharing, each stored response would have a copy of them.
     known = {url: url for messages in conversations.values() for url in _image_urls(messages)}
 
@@ -253,8 +253,8 @@ def _tools(tools: Any) -> tuple[Message, ...]:
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """The tools that the `tool_choice` in `choice` permits, and true if it requires a call. Raises RefusedError:
-    `choice` is malformed."""
+    """Return the tools that `choice`, a request's `tool_choice`, permits, and true if it requires a call. Raises
+    RefusedError: `choice` is malformed."""
     match choice:
         case None | "auto":
             return tools, False
@@ -302,7 +302,7 @@ def _output(completion: Completion, logprobs: list[dict[str, Any]]) -> list[dict
 
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item with an empty text, with which its stream begins."""
+    """The item with an empty text, which its stream sends first."""
     empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     return {**item, **empty, "status": "in_progress"}
 

@@ -74,8 +74,8 @@ def checked(returned: object) -> AgentResult:
 
 
 def _validated(result: AgentResult, refusal: str) -> AgentResult:
-    """Check all numbers of a result. Raises AgentError: a value is not a number (the text is `refusal`), or a number is
-    out of range."""
+    """Check all numbers of a result. Raises AgentError: a value is not a number (the error's text is then `refusal`),
+    or a number is out of range."""
     try:
         rewards = {name: float(reward) for name, reward in result.rewards.items()}
         metrics = {name: float(value) for name, value in result.metrics.items()}

@@ -2,7 +2,7 @@
 
 A client that sends too much, sends too slowly or sends nonsense is refused or disconnected. It disturbs no other
 client. The size of bodies, the number of connections and of simultaneous requests, and the time to send or read are
-limited. A body is read only if the request has the key of an episode or of a session.
+limited. A body is read only if the request has a valid key.
 
 A completion is recorded in the episode before it is sent. If the client closes its connection before that, for example
 after a timeout, the request is cancelled and not recorded.
@@ -85,7 +85,8 @@ class ChatCounts:
     - `branches`: branches with a completion. A branch is a token sequence that grows turn by turn. An episode has
       several, for example, if its agent rewrote the conversation.
     - `overridden`: answered requests with settings that had no effect.
-    - `wanted_calls`: completions for which the agent wanted a tool call. `unmet_calls`: those of them without a call.
+    - `wanted_calls`: completions for which the agent wanted a tool call. `unmet_calls`: how many of these completions
+      have no call.
     """
 
     answered: int = 0
@@ -101,7 +102,7 @@ class ChatCounts:
 class EpisodeEndpoint:
     """An episode that accepts requests with its key.
 
-    `fault` is the last error of the engine, or of asyncrl itself, that failed a request; None if there was none. The
+    `fault` is the last error of the engine, or of asyncrl itself, that made a request fail; None if there was none. The
     episode then fails with `fault`, even if its agent returns a result or raises another error.
     """
 
@@ -251,7 +252,7 @@ class EpisodeServer:
 def _check_length(episode: Episode, request: CompletionRequest) -> None:
     """Raises LimitError: the conversation has too many characters for `max_tokens` tokens, even if each token is as
     long as the longest one."""
-    # The check comes before rendering and encoding, which would block all episodes while they process so long a text.
+    # The check comes before rendering and encoding: with such a long text, these would block all episodes.
     limits, characters = episode.limits, count_characters([request.messages, request.tools])
     if characters > limits.max_tokens * episode.chat.longest_piece and limits.truncation == "error":
         episode.recorder.truncated = True

@@ -53,8 +53,8 @@ class SessionCounts:
 
 @dataclass(eq=False)
 class AgentSession:
-    """An episode for an agent that connects. `taken` is true once an agent plays the episode. `begin` is called once
-    the agent gets it.
+    """An episode for an agent that connects. `taken` is true once an agent plays the episode. `begin` is called when
+    the agent gets the episode.
 
     `heard` is the time of the agent's last request, in seconds of the event loop's clock. `in_flight` is the number of
     the agent's unanswered requests.

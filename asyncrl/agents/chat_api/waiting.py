@@ -1,4 +1,4 @@
-"""Agents in which an episode may wait for a place: for a free program or session, or for an agent that connects."""
+"""Agents that may let an episode wait: for a free program or session, or for an agent that connects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WaitingAgent(ABC):
 
     @abstractmethod
     async def wait_and_play(self, task: Task, base_url: str, api_key: str, begin: Callable[[], None]) -> AgentResult:
-        """Wait for a place, call `begin`, and play the episode."""
+        """Wait until the episode can be played, call `begin`, and play it."""
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
         return await self.wait_and_play(task, base_url, api_key, lambda: None)

@@ -202,8 +202,7 @@ def _function(path: str) -> Any:
 
 
 def rows(name: str, arguments: str, first: int, limit: int) -> Iterator[dict[str, Any]]:
-    """Yield a row of a task file for each of `limit` seeds, the first of which is `first`. Raises GameError: the game
-    fails."""
+    """Yield a row of a task file for each of the `limit` seeds from `first` on. Raises GameError: the game fails."""
     args = json.loads(arguments)
     for seed in range(first, first + limit):
         game = open_game(name, args)

@@ -225,7 +225,7 @@ class TasksetEnvironment:
             await server.open(self._stack, self._known)
 
     def _in_process(self, owner: Any) -> Callable[[], list[Any]]:
-        """Take the toolsets that can run in this process from `owner`, and return a function that makes them.
+        """Take from `owner` the toolsets that can run in this process, and return a function that makes them.
 
         `owner`, a task or a taskset, keeps all other toolsets.
         """

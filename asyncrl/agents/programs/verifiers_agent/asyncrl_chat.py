@@ -80,7 +80,7 @@ class ToolServer:
             tools._tools[tool.name] = tool.model_copy(update={"fn": own})
 
     async def schemas(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Maps the name that the policy sees to the original name and the schema of each tool."""
+        """Map each tool's name that the policy sees to the tool's original name and its schema."""
         prefix = f"{self._toolset.server_name}_" if self._toolset.server_name else ""
         return {
             prefix + tool.name: (tool.name, _schema(prefix + tool.name, tool.description, tool.input_schema))
@@ -92,7 +92,7 @@ class ToolServer:
         try:
             result: Any = await self._mcp.call_tool(name, arguments)
             return mcp_content_to_chat_content(result.content)
-        except Exception as error:  # noqa: BLE001 - the policy reads it, as an error of verifiers' server
+        except Exception as error:  # noqa: BLE001 - the policy reads it, as it would read an error of verifiers' server
             return str(error)
 
     async def _pull(self) -> Any:
