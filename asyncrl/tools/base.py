@@ -74,7 +74,7 @@ class Tool(ABC):
     """A dictionary that all tools of the episode share; set before `create`."""
 
     takes_call_kwargs: ClassVar[bool] = False
-    """True if the tool reads `call_kwargs`. A task that sets them for a tool that does not read them is refused."""
+    """True if the tool reads `call_kwargs`. A task with `call_kwargs` for a tool that does not read them is refused."""
 
     call_kwargs: Mapping[str, Mapping[str, Any]]
     """The fields `execute_kwargs`, `calc_reward_kwargs` and `release_kwargs` of the task's `tools_kwargs[name]`; set

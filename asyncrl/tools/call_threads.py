@@ -1,4 +1,5 @@
-"""Runs each call of synchronous code in a thread of its own, so that a call that hangs takes no thread from another.
+"""Runs each call of synchronous code in a thread of its own, so that a call that hangs does not occupy a thread that
+another call needs.
 
 A thread cannot be stopped. If the caller gives a call up, at a time limit or when its episode ends, the thread goes on.
 It is counted until the call returns, and it never keeps the process alive.
@@ -27,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_STUCK = 1000
-"""While this many calls were given up and have not returned, further calls are refused."""
+"""Further calls are refused while this many calls have been given up and have not returned."""
 END_S = 2.0
 """The seconds that a shutdown waits for running calls that were not given up."""
 
@@ -61,8 +62,9 @@ class CallThreads(ThreadPoolExecutor):
         return len(self._stuck)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """The result of `function`, which runs with the caller's context variables. Passes on its Exceptions. Raises
-        EscapeError instead of other exceptions. Raises RuntimeError: too many calls are stuck."""
+        """The result of `function`, which runs with the caller's context variables. Passes on each `Exception` of
+        `function`. Raises EscapeError instead of its other exceptions. Raises RuntimeError: too many calls are
+        stuck."""
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self, partial(context.run, function))
 
@@ -111,7 +113,7 @@ class CallThreads(ThreadPoolExecutor):
 
 
 class _Call(Future[T]):
-    """A running call. `give_up` is called when its caller cancels it."""
+    """A running call. `give_up` is called when the caller cancels the call."""
 
     thread: threading.Thread
 

@@ -22,9 +22,9 @@ class EscapeError(Exception):
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """Wait for the result of `call`, which runs in a task of its own. Passes on its Exceptions.
+    """Wait for the result of `call`, which runs in an asyncio task of its own. Passes on each `Exception` of `call`.
 
-    Raises EscapeError instead of all other exceptions, and if `call` cancelled its task. Raises CancelledError if the
+    Raises EscapeError instead of its other exceptions, and if `call` cancelled its task. Raises CancelledError if the
     caller was cancelled, even if `call` ignored that.
     """
     caller = asyncio.current_task()

@@ -16,8 +16,8 @@ from asyncrl.tools.offered import Offer
 
 
 def measured(chat: Chat, offer: Offer, tasks: TaskFile, stop: threading.Event | None = None) -> NDArray[np.int32]:
-    """The tokens int32[rows] of each prompt. Raises DataError: the chat template refuses a task, or a tool is wrong;
-    StoppedError: `stop` was set meanwhile."""
+    """The number of tokens of each prompt, as int32[rows]. Raises DataError: the chat template refuses a task, or a
+    tool is wrong; StoppedError: `stop` was set meanwhile."""
     lengths = np.zeros(len(tasks), np.int32)
     for row, task in enumerate(tracked(tasks, "measuring prompts", len(tasks), "tasks")):
         if stop is not None and stop.is_set():

@@ -89,7 +89,8 @@ def read_limits(**given: Any) -> sandbox.SandboxLimits:
 
 
 def prepare_sandbox(opened: Sandbox) -> None:
-    """Check that the sandbox runs programs here, and warn if it lacks isolation. Raises ConfigError if it runs none."""
+    """Check that the sandbox runs programs here, and warn if it lacks isolation. Raises ConfigError if it cannot run
+    programs."""
     try:
         check_sandbox(opened)
     except sandbox.SandboxError as error:

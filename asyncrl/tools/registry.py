@@ -80,7 +80,7 @@ def _refuse_incomplete(name: str, schema: object) -> None:
 
 
 def _refuse_unknown_types(name: str, parameters: object) -> None:
-    """Refuse parameters with a misspelt type, which would take every value."""
+    """Refuse parameters with a misspelt type: such a type would permit every value."""
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     for parameter, schema in properties.items() if isinstance(properties, Mapping) else ():
         kinds = schema.get("type") if isinstance(schema, Mapping) else None

@@ -38,7 +38,7 @@ class InterpreterCounts:
     - `started`: sessions that started. `start_failures`: starts that failed.
     - `late`: calls that took too long. `ended`: calls whose program ended the session.
     - `ran_in_pause`: sessions that were ended because one of their processes ran between two calls.
-    - `states_lost`: sessions that were lost by a failure of the sandbox, and with them the state of their episode.
+    - `states_lost`: sessions that a failure of the sandbox ended. The state of their episode was lost with them.
     """
 
     open: int = 0

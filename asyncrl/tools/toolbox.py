@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_KWARGS = ("execute_kwargs", "calc_reward_kwargs", "release_kwargs")
-"""The fields of an entry of a task's `tools_kwargs` for other methods than `create`, as in verl's data."""
+"""The fields of an entry of a task's `tools_kwargs` that have the arguments of methods other than `create`. The names
+are those of verl's data."""
 SELECTION = "tool_selection"
 """The field of a task's `extra_info` with the names of its tools, as in verl's data."""
 
@@ -181,10 +182,10 @@ class OpenTools:
         return tuple(messages)
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
-        """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, the arguments may be in the entry's
-        field `create_kwargs`; then the fields of CALL_KWARGS have those of other methods.
+        """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, the arguments of `create` may be in
+        the entry's field `create_kwargs`. The fields of CALL_KWARGS have the arguments of other methods.
 
-        Raises ToolError: a tool failed to create, or a field of its entry has no effect.
+        Raises ToolError: `create` of a tool failed, or a field of its entry has no effect.
         """
         for name, tool in self._tools.items():
             kwargs, others = _divided(tools_kwargs.get(name) or {}, name, tool.takes_call_kwargs)
@@ -197,7 +198,7 @@ class OpenTools:
         self._counts.calls += len(calls)
         self._scores = []
         if len(calls) == 1:
-            # Most turns have one call, which needs no task of its own.
+            # Most turns have one call, which needs no asyncio task of its own.
             return [cut_content(await self._answer(calls[0]), self._limits.max_chars)]
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
         results = []

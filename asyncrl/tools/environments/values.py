@@ -36,7 +36,8 @@ def taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def missing(reset: Callable[..., Any], row: Mapping[str, Any]) -> list[str]:
-    """The arguments without a default value that `reset` takes by name and the row lacks."""
+    """The arguments that `reset` needs and the row lacks: `reset` takes them by name, and they have no default
+    value."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(reset).parameters.values()
     return [

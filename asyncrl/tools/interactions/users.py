@@ -211,7 +211,8 @@ class OpenInteraction:
 
 
 def _is_score(value: Any) -> bool:
-    # A comparison with nan is false, so this also refuses nan. An infinite float16 is at most any float16.
+    # A comparison with nan is false, so this also refuses nan. `inf` is checked separately: for a comparison with a
+    # float16 of numpy, LARGEST_FLOAT32 becomes infinite.
     if not isinstance(value, Real):
         return value is None
     size: Any = abs(value)

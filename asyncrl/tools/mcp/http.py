@@ -51,8 +51,8 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Refuses responses that are compressed or too large. It never opens the stream on which a server could send
     messages that answer no request."""
 
-    # A compressed response could unpack to any size. A server could make the client reopen the stream for other
-    # messages without end.
+    # A compressed response could unpack to any size. If the stream for other messages were opened, a server could make
+    # the client reopen it again and again.
 
     def __init__(self, forgotten: Callable[[], None]) -> None:
         """`forgotten` is called when the server reports that it does not know the session."""

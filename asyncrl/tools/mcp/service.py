@@ -37,7 +37,7 @@ class McpCounts:
     """Counts since the actor started, except `sessions`, the number of open sessions.
 
     - `started`: sessions that started. `start_failures`: starts that failed.
-    - `lost`: sessions that were lost. `states_lost`: those of them that had the state of an episode.
+    - `lost`: sessions that were lost. `states_lost`: how many of these had the state of an episode.
     - `errors`: calls that the server answered with an error.
     - `unshown`: parts of results that the policy does not see, such as images.
     """

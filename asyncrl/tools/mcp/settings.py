@@ -98,7 +98,8 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
 
 
 class _Reader:
-    """Reads the values of one server. If a value is invalid, all methods raise ConfigError, which names the key."""
+    """Reads the values of one server. If a value is invalid, the method that reads it raises ConfigError, which names
+    the key."""
 
     def __init__(self, setting: str, given: Mapping[str, Any]) -> None:
         self._setting = setting

@@ -63,7 +63,7 @@ def mcp_classes(actor: ActorConfig, shows_images: bool = False) -> dict[str, typ
 
 
 def _offered(actor: ActorConfig) -> list[tuple[McpServer, str, Function]]:
-    """The server of each tool, the server's own name for it, and the function object for the policy."""
+    """List for each tool its server, the server's own name for the tool, and the function object for the policy."""
     offered: dict[str, tuple[McpServer, str, Function]] = {}
     for server in read_servers(actor):
         _check_installed(server)

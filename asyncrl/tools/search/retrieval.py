@@ -40,7 +40,7 @@ class _Query:
 
 
 class RetrievalServer:
-    """Requests passages of the server at `url`, which must answer within `timeout_s` seconds."""
+    """Requests passages from the server at `url`, which must answer within `timeout_s` seconds."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
