@@ -1,7 +1,7 @@
 """Encodes and decodes texts as transformers does, in less processor time. An actor does both in every turn.
 
-Where transformers' own methods would only call the tokenizer's Rust backend, it is called directly. For short texts the
-methods take several times as long as the backend.
+Where transformers' own methods would only call the tokenizer's Rust backend, this file calls the backend directly. For
+short texts the methods take several times as long as the backend.
 
 Most tokenizers are byte-level: a token is a sequence of bytes. Their tokens are decoded here, since joining bytes takes
 a tenth of the backend's time.
@@ -30,7 +30,8 @@ class ByteLevelDecoder:
     """Decodes the tokens of a byte-level tokenizer. `token_of` gives the tokenizer's name of a token, None if there is
     no such token.
 
-    In a name, each byte is a character of `ByteLevel.alphabet`. A name with another character is the token's text.
+    In a name, each byte is a character of `ByteLevel.alphabet`. If a name has another character, the name itself is the
+    token's text.
     """
 
     def __init__(self, token_of: Callable[[int], str | None]) -> None:
@@ -78,8 +79,9 @@ def encoder_of(tokenizer: Any) -> Callable[[str], list[int]]:
 
 
 def _keeps(tokenizer: Any, *methods: str) -> bool:
-    """True if the class of the tokenizer has these methods from transformers' class of fast tokenizers."""
-    # Imported here, since transformers takes seconds to load. A tokenizer of this class has loaded it.
+    """True if the tokenizer's class inherits these methods unchanged from transformers' class of fast tokenizers."""
+    # Imported here, since transformers takes seconds to load. If the tokenizer is of this class, transformers is
+    # already loaded.
     from transformers import PreTrainedTokenizerFast
 
     fast, kind = PreTrainedTokenizerFast, type(tokenizer)

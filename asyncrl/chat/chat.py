@@ -48,7 +48,7 @@ LONG = 4096
 CACHED_LONG = 64
 """The number of cached suffixes of long messages."""
 CACHED_TOOLS = 256
-"""The number of lists of tools whose text the keys of cached suffixes and prompts share."""
+"""The number of lists of tools whose text is cached. The keys of cached suffixes and prompts share these texts."""
 _NUMBERS_IMAGES = (
     "the model's chat template shows an image in a way that depends on earlier images, such as by its number, but each "
     "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
@@ -70,7 +70,7 @@ class Chat:
     - `one_call` is true if the template shows only one call per turn.
     - `opens_thought` is true if the template's generation prompt opens a thought.
     - `piece` returns the text of one token; a part of a character is shown as U+FFFD.
-    - Errors of the template call it `template_name`.
+    - Error messages call the template `template_name`.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """

@@ -39,10 +39,10 @@ _JOINT = _OPEN + _CLOSE
 class Contents:
     """Hides special tokens in messages from a template, and encodes the template's renderings.
 
-    These are hidden, except `OWN_MARKS`: the tokenizer's special tokens, and its other added tokens that are in the
-    template's `source` and neither begin nor end with a letter or digit. `marks` are their texts. The text `reserved`,
-    which the caller uses in renderings of its own, is hidden as well. If a template marks turns with ordinary words,
-    such as `User:`, these are not hidden, and messages can forge them.
+    It hides the tokenizer's special tokens. It also hides the other added tokens that are in the template's `source`
+    and neither begin nor end with a letter or digit. `OWN_MARKS` are not hidden. `marks` are the texts of the hidden
+    tokens. The text `reserved`, which the caller uses in renderings of its own, is hidden as well. If a template marks
+    turns with ordinary words, such as `User:`, these are not hidden, and messages can forge them.
 
     Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """
@@ -117,8 +117,8 @@ class Contents:
 
 
 def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
-    """The tokens with which a template can begin or end a turn. Added tokens that are blank are left out, and so are
-    those that begin or end with a letter or digit, unless they are special."""
+    """The tokens with which a template can begin or end a turn. Blank tokens and OWN_MARKS are left out. A token that
+    is not special is left out if `source` lacks it, or if it begins or ends with a letter or digit."""
     return [
         token
         for token in tokenizer.added_tokens_decoder.values()

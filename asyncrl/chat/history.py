@@ -3,11 +3,12 @@
 Clients may change an earlier turn of the policy when they send it back. They omit the reasoning, or move it into the
 content or into a separate field. They strip blanks, or write calls as text.
 
-So turns of the policy are compared only by content and calls. All other messages must be the same word for word. Of
-several candidates that are the same, `same_thoughts` tells which one is repeated.
+So turns of the policy are compared only by content and calls. All other messages must be the same word for word. If
+several recorded conversations are the same in this way, `same_thoughts` tells which one the request repeats.
 
 For example, the library smolagents sends calls as text: after the policy's text it writes `Calling tools:` and a list
-of calls, as Python prints it. Its CodeAgent lists the code that the policy wrote as a call of `python_interpreter`.
+of calls, as Python prints it. If the policy wrote code, its CodeAgent lists a call of `python_interpreter` with this
+code.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def same_message(repeated: Message, known: Message) -> bool:
 
 
 def same_thoughts(repeated: Sequence[Message], known: Sequence[Message]) -> int:
-    """The number of turns in `repeated` whose thought is that of the turn of `known` at their place."""
+    """The number of turns in `repeated` that have the same thought as the turn of `known` at the same place."""
     pairs = ((one, other) for one, other in zip(repeated, known, strict=False) if one["role"] == "assistant")
     return sum(bool(thought := _thought(one)) and thought == _thought(other) for one, other in pairs)
 
@@ -66,7 +67,7 @@ def _same_kinds(one: Any, other: Any) -> bool:
 
 
 def texts_of(turn: Message) -> tuple[str, ...]:
-    """The texts of a turn of the policy without its thought: the whole one, and the one before a list of calls. Turns
+    """The texts of a turn of the policy without its thought: the whole text, and the text before a list of calls. Turns
     without a text in common are not the same."""
     if not _is_text(turn):
         return ()
@@ -75,7 +76,7 @@ def texts_of(turn: Message) -> tuple[str, ...]:
 
 
 def _is_text(turn: Message) -> bool:
-    """True if the content is text, or there is none: rows of data may have lists of blocks."""
+    """True if the content is a text or is missing. Rows of data may have lists of blocks instead."""
     return isinstance(turn.get("content") or "", str)
 
 

@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 Messages = Sequence[Mapping[str, Any]]
 IMAGE_TYPES = ("image", "image_url")
 UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
-"""Templates show a block with one of these types, or a field of this name, as special tokens instead of text."""
+"""If a block has one of these types, or a field with one of these names, templates show it as special tokens."""
 
 
 def is_image(block: Any) -> bool:

@@ -70,7 +70,7 @@ def with_reasoning(turn: dict[str, Any], reasoning: str) -> dict[str, Any]:
 
 
 OF_MODEL = "the model's chat template"
-"""The name of a template in messages, unless the configuration gives another template."""
+"""The name of a template in error messages, unless the configuration gives another template."""
 
 POLICY_ID = re.compile(r"functions\.[^\s:<>]+:\d+|[A-Za-z0-9]{9}")
 """The ids of calls that policies write. Kimi's ids name the tool, and Mistral's ids have nine letters or digits."""
@@ -93,7 +93,7 @@ def _refusal(error: Exception) -> str:
     reason = f"{error}" or type(error).__name__
     if isinstance(error, TemplateSyntaxError):
         return f"is not a valid template: line {error.lineno}: {reason}"
-    # Jinja gives the frames of a template the template's own lines, and this name.
+    # In a traceback, the frames of a template have the line numbers of the template, and this file name.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
     return f"refuses the conversation: {reason}{f' (line {lines[-1]} of the template)' if lines else ''}"
 
@@ -107,7 +107,7 @@ class Template:
     shows a call's tool only by the call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number
     counts the calls of the conversation.
 
-    Messages call the template `name`. Raises ConfigError: the tokenizer has no template.
+    Error messages call the template `name`. Raises ConfigError: the tokenizer has no template.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any], name: str = OF_MODEL) -> None:

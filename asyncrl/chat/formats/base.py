@@ -35,7 +35,7 @@ class WrittenCall(NamedTuple):
 class CallError(ValueError):
     """The policy began a call that cannot be read. `name` and `id` are set if they were read before the fault.
 
-    `arguments` are set if they are another JSON value than an object.
+    `arguments` are set if the policy wrote a JSON value that is not an object.
     """
 
     def __init__(self, reason: str, name: str = "unknown", id: str = "", arguments: Any = None) -> None:
@@ -48,9 +48,9 @@ class CallError(ValueError):
 class Format(ABC):
     """The format in which a family of models writes tool calls.
 
-    - `mark` is a pattern. It matches where calls begin, and also where a thought begins or ends: there its group
-      `thought` matches, and at the beginning of a thought its group `opened` as well. The pattern never matches an
-      empty text.
+    - `mark` is a pattern. It matches where calls begin, and where a thought begins or ends. Where a thought begins or
+      ends, its group `thought` matches. Where a thought begins, its group `opened` matches, too. The pattern never
+      matches an empty text.
     - `stop_tokens` end a turn, in addition to the end tokens in the template.
     - With `reasoning_apart` the chat template expects reasoning in a separate field, not in the content.
     - With `text_after_calls` the policy's text after its calls is content, too.

@@ -12,8 +12,8 @@ _CLOSING = re.compile(r"\s*</tool_call>")
 
 
 class Hermes(Format):
-    """A format whose calls are JSON. The JSON is read before the closing mark is searched, because texts in it may
-    contain this mark."""
+    """A format whose calls are JSON. The JSON is read before the closing mark is looked for, because texts in the JSON
+    may contain this mark."""
 
     name = "hermes"
     mark = closed("<tool_call>")

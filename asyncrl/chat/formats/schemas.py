@@ -51,7 +51,7 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
 def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
     """The types that a value may have by the schema; ANY if the schema names no type.
 
-    If the schema has no type but a keyword that applies only to strings, such as `pattern`, the type is string.
+    If the schema names no type, but has a keyword that applies only to strings, such as `pattern`, the type is string.
     """
     return _fold(schema, function.get("parameters"), _kinds_here, {}) or ANY
 
@@ -82,7 +82,7 @@ def problem_of(schema: Any, value: Any, function: Mapping[str, Any]) -> str:
     listed = [*_listed(schema, function.get("parameters"), set())]
     if not listed or not _is(value, kinds):
         return f"must be of type {_shown(kinds)}"
-    # One part of `anyOf` may list values, and another part accept all values of a type.
+    # One part of `anyOf` may list values, while another part accepts all values of a type.
     unlisted = _fold(schema, function.get("parameters"), _unlisted_kinds_here, {}) or Kinds()
     whole = f"of type {_shown(unlisted)}, or " if unlisted else ""
     return f"must be {whole}one of {json.dumps(listed)}"
@@ -166,7 +166,7 @@ def _lists(part: Mapping[str, Any], value: Any) -> bool:
 
 
 def _listed(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
-    """All values that a schema lists, including the schemas to which it refers."""
+    """All values that a schema lists, itself or through the schemas to which it refers."""
     if not isinstance(schema, Mapping):
         return
     yield from _values(schema) or ()
