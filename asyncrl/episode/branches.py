@@ -104,10 +104,10 @@ class Branch:
         self.turns = turns
 
     def keep(self, turn: Turn, kept: NDArray[np.bool_]) -> list[Turn]:
-        """Make context of the tokens of the policy's `turn` that are not `kept` bool[tokens of the turn].
+        """Change tokens of the policy's `turn` to context: those on which `kept`, bool[tokens of the turn], is false.
 
-        The turn is divided where this changes. Returns the parts that are kept. Each but the last one has the finish
-        reason `length`.
+        The turn is divided where `kept` changes. Returns the parts that are kept. All of them but the last have the
+        finish reason `length`.
         """
         others = turn.start + np.flatnonzero(~kept)
         self._logprobs[others], self._versions[others], self._grammar_mass[others] = 0.0, NO_VERSION, 1.0

@@ -3,10 +3,12 @@
 An agent that works with tokens may return its final sequence, and say which of its tokens the policy sampled. The
 record knows which tokens were sampled, and after which tokens. So a claim is accepted or refused token by token:
 
-- A token that is claimed as sampled was sampled after exactly the tokens before it. If not, the claim is refused.
+- A token that is claimed as sampled must have been sampled after exactly the tokens before it. Otherwise the claim is
+  refused.
 - A token that was sampled but is not claimed becomes context, which is not trained.
 - If the sequence ends before a recorded branch that it follows, or departs from it, the rest of this branch is cut.
-- A completion that is not in the sequence is left out: the agent has thrown it away, such as a worse candidate.
+- A completion that is not in the sequence is left out: the agent has thrown it away, for example because another
+  candidate was better.
 - A token is trained once, even if several completions have it at its place.
 """
 
@@ -69,7 +71,7 @@ def follow(recorder: Recorder, claim: ClaimedSequence) -> int:
     for each in recorder.completions:
         common = common_prefix(claim.tokens, each.tokens)
         depth[id(each.branch)] = max(common, depth.get(id(each.branch), 0))
-    # The branch that goes on furthest comes first, because a token is trained only once.
+    # The branch that follows the claim furthest comes first, because a token is trained only once.
     order = sorted(enumerate(recorder.completions), key=lambda pair: -depth[id(pair[1].branch)])
     taken = np.zeros(len(claim.tokens), np.bool_)
     found = {number: _following(recorder, each, claim, taken) for number, each in order}
@@ -80,9 +82,11 @@ def follow(recorder: Recorder, claim: ClaimedSequence) -> int:
 def _following(
     recorder: Recorder, completion: Prefix, claim: ClaimedSequence, taken: NDArray[np.bool_]
 ) -> list[Prefix] | None:
-    """The completion as the claim leaves it: the same, a shorter one, or none. None if the claim does not have it.
+    """Return a list with the completion as the claim leaves it, unchanged or shorter. The list is empty if the claim
+    says that none of its tokens was sampled. Return None if the claim lacks the completion, or has other completions in
+    its place.
 
-    `taken` is true on tokens of the claim that another completion has already. Those of this one are added.
+    `taken` is true on tokens of the claim that another completion has already. The tokens of this completion are added.
     """
     branch, turn, length = completion.branch, completion.turn, len(claim.tokens)
     common = common_prefix(claim.tokens, completion.tokens)

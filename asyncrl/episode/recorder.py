@@ -11,10 +11,11 @@ and one of three things happens:
 * The request only adds messages to a recorded completion after which the branch has more tokens. Then a new branch
   begins with a copy of the tokens up to the completion, and the suffix.
 * The request continues no completion. Then a new branch begins with the whole conversation as its prompt. In this
-  prompt, earlier completions are context, which is not trained. It has the tool calls of those that it repeats.
+  prompt, earlier completions are context, which is not trained. The prompt has the tool calls of the completions that
+  it repeats.
 
-For a request in tokens, a completion fits if the request begins with the tokens of its branch up to the end of this
-completion. The request continues the longest one that fits.
+A request in tokens continues a completion if it begins with the tokens of the completion's branch up to the end of the
+completion. If several completions fit, it continues the one with the most tokens before its end.
 
 A completion that was cut at a limit lacks the end token of its turn. If, apart from this, the template's rendering
 equals the tokens, the end token is added as context; otherwise a new branch begins. With `as_rendered` every completion
@@ -57,8 +58,8 @@ class CompletionRequest(NamedTuple):
     - `max_tokens`: the caller's own limit of tokens for the completion
     - `grammar`: the grammar that the completion obeys; None: no grammar
     - `stop`: texts at which the completion ends for the caller, who gets only the part before the first such text
-    - `alternatives`: for how many of the most likely tokens the caller wants log-probs at each position. The engine may
-      give none
+    - `alternatives`: how many of the most likely tokens at each position the caller wants, with their log-probs. The
+      engine may give none
     - `tokens` int32[T]: the conversation so far as tokens, from a caller that renders messages itself. `messages` and
       `tools` are then empty
     """
@@ -307,9 +308,9 @@ class Recorder:
         return None, given if self.completions else self._within_limit(given)
 
     def _repeated(self, request: CompletionRequest) -> Prefix | None:
-        """The newest completion that the request repeats with everything before it, and to which it adds only messages
-        that the policy did not write. Of several candidates for the same turn, it is the one whose thoughts the request
-        repeats."""
+        """The newest completion that the request repeats, together with everything before the completion. After the
+        completion, the request has only messages that the policy did not write. Of several candidates for the same
+        turn, the one whose thoughts the request repeats is returned."""
         found: list[Prefix] = []
         for prefix in reversed(self.completions):
             if found and len(prefix.messages) != len(found[0].messages):
