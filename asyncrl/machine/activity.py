@@ -1,5 +1,4 @@
-"""Heartbeats: a process shows that its main thread advances, so that the process that started this process notices a
-hang.
+"""Heartbeats: a process shows its parent process that its main thread advances, so that the parent notices a hang.
 
 A thread of the process renews the modification time of a file, which a process on another host can see in a shared
 folder. The content of the file names the work that the process must finish before it may be killed, or is empty.
@@ -141,8 +140,8 @@ class Heartbeat:
             self._is_shown = True
             logger.error("the main thread has not advanced for %.0f s; the stacks of all threads follow", still_s)
             self._show()
-        # A full disk may fail the first two writes. The last one needs no room: without it this process would seem to
-        # hang, and would be killed.
+        # On a full disk the first two writes may fail. The last one needs no room. Without it this process would seem
+        # to hang, and would be killed.
         with self._unless_full():
             # This is another file, and no heartbeat. It is also written while the main thread hangs, and may name the
             # code that blocks the thread.
@@ -154,7 +153,7 @@ class Heartbeat:
         with self._unless_full():
             unfinished = ", ".join(activity.unfinished)
             if unfinished != self._written:
-                # An empty file tells the supervisor that this process has no work to finish, so that it may kill it.
+                # An empty file tells the supervisor that it may kill this process, because there is no work to finish.
                 overwrite(self._path, unfinished.encode())
                 self._written = unfinished
         with self._unless_full():

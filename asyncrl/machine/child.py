@@ -48,17 +48,17 @@ def start_child(
 def start_guarded(
     command: Sequence[str], log: Path, environment: Mapping[str, str], files: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a program that reads no input, and does not end its own children. `kill_group` and the end of this process
-    kill the program's whole group. The program inherits the descriptors `files`, which stay open until the whole group
-    has ended."""
+    """Start a program that reads no input, and does not end its own children. The program's whole group is killed by
+    `kill_group`, or when this process ends. The program inherits the descriptors `files`, which stay open until the
+    whole group has ended."""
     # The guard watches this pipe, which `kill_group` closes.
     return _start([*_GUARD, "kill", "0", *command], log, environment, stdin=subprocess.PIPE, pass_fds=files)
 
 
 class Guarded:
     """A program that does not end its own children, and whose pipes the caller makes. The caller starts `self.command`
-    in a new session, with the descriptors `self.files`. This command becomes the program in the same process. `close`
-    and the end of this process kill all processes that the program started."""
+    in a new session, with the descriptors `self.files`. This command becomes the program in the same process. All
+    processes that the program started are killed by `close`, or when this process ends."""
 
     def __init__(self, command: Sequence[str]) -> None:
         watched, self._held = os.pipe()

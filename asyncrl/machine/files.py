@@ -55,7 +55,7 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write over the content of a file, which needs no room if it is not longer. Raises OSError."""
+    """Write over the content of a file. This needs no room if the new content is not longer. Raises OSError."""
     # Never empties the file before it writes: on a full disk the file would stay empty.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:

@@ -34,7 +34,7 @@ class LearnerLock:
 
     def ask(self) -> None:
         """Request the GPUs. From now until `give_back`, no actor can take them."""
-        # This may wait for some microseconds, in which an actor that tests the lock holds it.
+        # This may wait for some microseconds: an actor that tests the lock holds it for as long.
         fcntl.flock(self._own, fcntl.LOCK_EX)
 
     def is_ours(self) -> bool:
@@ -68,7 +68,7 @@ class ServersLock:
         return self._own
 
     def take(self) -> bool:
-        """Take the GPUs, unless a rank wants them, or no version was published yet. Returns True if this actor has the
+        """Take the GPUs, if no rank wants them and a version was already published. Returns True if this actor has the
         GPUs."""
         # This also fails during the few microseconds in which the learner's rank 0 tests the lock.
         if self.version() < 0 or not _try(self._own, fcntl.LOCK_SH):

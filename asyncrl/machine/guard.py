@@ -5,8 +5,9 @@ The program becomes COMMAND in the same process:
 - `guard.py signal NUMBER PARENT CPUS COMMAND ...`: the kernel sends COMMAND the signal NUMBER when the thread that
   started it ends. This is for programs that end their own children: the roles and the ranks.
 - `guard.py kill WATCHED COMMAND ...`: COMMAND leads a group of processes. A guard outside of that group kills the group
-  when the pipe with the descriptor WATCHED ends. The starter holds the other end of the pipe, which thus ends with the
-  starter. This is for programs that do not end their children: servers, agents, tools, containers.
+  when the other side of the pipe with the descriptor WATCHED is closed. The starter holds that side, so the kernel
+  closes it when the starter ends. This is for programs that do not end their children: servers, agents, tools,
+  containers.
 
 The guard also kills processes that COMMAND started in other groups. It knows these processes by a mark in their
 environment. It stays until the last of them has ended, and keeps its inherited files open. So a lock on GPUs lasts as

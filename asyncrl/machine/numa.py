@@ -27,9 +27,9 @@ def visible_gpus(value: str) -> list[str]:
 
 def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root: Path = ROOT) -> frozenset[int]:
     """Return the CPUs of this process to which a child with this `environment` should be bound: the CPUs near to any
-    GPU that the child sees. If `only` is a number, they are the CPUs near to that one of the child's GPUs, counted from
-    0. Returns an empty set in these cases: the child sees no GPU, all CPUs are near, fewer CPUs are near than the child
-    has threads, or a GPU cannot be identified. `root` has the folders `proc` and `sys` of Linux.
+    GPU that the child sees. If `only` is a number, only the child's GPU with this number counts; the first has the
+    number 0. Returns an empty set in these cases: the child sees no GPU, all CPUs are near, fewer CPUs are near than
+    the child has threads, or a GPU cannot be identified. `root` has the folders `proc` and `sys` of Linux.
     """
     visible = visible_gpus(environment.get(GPU_VARIABLE, ""))
     if only is not None:

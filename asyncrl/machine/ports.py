@@ -101,8 +101,8 @@ class TakenPort:
 
     def failed(self, error: Exception) -> None:
         """Record a failed try. Another may follow after LOOK_S seconds. Raises ConfigError if tries have failed for
-        TAKEN_S seconds. After this error the supervisor does not restart the role, since that would not help, and other
-        roles wait."""
+        TAKEN_S seconds. After this error the supervisor does not restart the role: a restart would not help, and would
+        keep other roles waiting."""
         if self._first is None:
             self._first = self._clock()
             logger.warning("%s: %s; trying again for %g s", self._setting, error, TAKEN_S)

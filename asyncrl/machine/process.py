@@ -82,9 +82,9 @@ def stop_on_signals(now: Callable[[], float] = time.monotonic) -> threading.Even
 
 @contextmanager
 def stopped_by_ctrl_c(stop: threading.Event, now: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Within the block, have Ctrl-C set `stop`, and not interrupt this thread. Raises KeyboardInterrupt after the block
-    if there was a Ctrl-C, or at once on a second one, AGAIN_S or more after the first. Does nothing in a thread, or
-    under a handler, in which Ctrl-C raises no KeyboardInterrupt."""
+    """During the block, Ctrl-C sets `stop`, and does not interrupt this thread. Raises KeyboardInterrupt after the
+    block if there was a Ctrl-C, or at once on a second one, AGAIN_S or more after the first. Does nothing if Ctrl-C
+    raises no KeyboardInterrupt here: outside of the main thread, or under another handler of SIGINT."""
     asked_at = list[float]()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -141,7 +141,7 @@ def event_on(number: signal.Signals) -> threading.Event:
 
 def set_in_handler(event: threading.Event) -> None:
     """Have another thread set `event`, on behalf of the handler of a signal. The main thread, which runs the handler,
-    may be within `event.wait` and hold the event's lock, for which `event.set` would wait for ever."""
+    may be within `event.wait` and hold the event's lock. Then `event.set` would wait for this lock for ever."""
     try:
         _thread.start_new_thread(event.set, ())
     except RuntimeError:  # The interpreter ends: there are no more threads.
@@ -174,8 +174,8 @@ def freeze_heap() -> None:
 
 
 def set_thread_variables(threads: int) -> None:
-    """Let torch, which may be imported after this, have `threads` threads that sleep while they wait: spinning threads
-    starve the other roles of a small machine."""
+    """Set the environment variables that give torch `threads` threads, which sleep while they wait. Torch must be
+    imported after this. Spinning threads would starve the other roles of a small machine."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = str(threads)
 

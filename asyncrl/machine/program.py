@@ -26,7 +26,8 @@ class ProgramProtocol(SubprocessStreamProtocol):
 async def start_program(
     command: Sequence[str], limit: int, **options: Any
 ) -> tuple[asyncio.SubprocessTransport, ProgramProtocol]:
-    """Start a program in a new session. `limit` is that of the streams from it, and `options` are those of Popen.
+    """Start a program in a new session. `limit` is the limit of the buffers that hold its output, and `options` are the
+    options of Popen.
 
     If the caller is cancelled meanwhile, the program is killed. Raises OSError: it cannot be started.
     """

@@ -115,7 +115,7 @@ def _short_hash(text: str) -> str:
 
 
 def _listed(system: Any, base: str) -> dict[str, _File]:
-    """Map the paths of the files below `base`, relative to `base`, to the files. Hidden files are left out, and so are
+    """Return the files below `base` by their paths, which are relative to `base`. Hidden files are left out, and so are
     the empty files that some stores keep for folders. Raises ConfigError: `base` is a file, or a path leads out of
     `base`.
     """

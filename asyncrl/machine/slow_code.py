@@ -65,7 +65,8 @@ class SlowCode:
 
 def _own(frame: FrameType | None, base: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
     """The frames of the user's code down to `base`, the innermost first, and the frame in which an event loop calls
-    them. A coroutine keeps its frame while others run, and each call of the loop has another frame."""
+    them. The second frame tells calls apart: a coroutine keeps its frame while others run, but each call by the loop
+    has a new frame."""
     own, by_loop = list[FrameType](), None
     while frame is not None and frame is not base:
         if is_own(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""Makes temporary folders, and removes those that processes which were killed have left.
+"""Makes temporary folders, and removes those that killed processes have left.
 
 A process holds a lock on a file in its folder. The kernel frees the lock when the process dies, so a folder whose lock
 is free belongs to no process.
@@ -22,7 +22,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     """Make a folder whose name begins with `prefix`, and remove it at the end of the block.
 
     First remove the folders with this prefix that processes of this user have left. A folder without a lock is left
-    alone: it may be a new one, or not be of this function.
+    alone: it may be new, or another function may have made it.
     """
     _remove_left(Path(tempfile.gettempdir()), prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
