@@ -23,7 +23,7 @@ TRIES = 3
 FIRST_WAIT_S = 0.25
 QUEUE_S = 60.0
 """The seconds that a request may take in addition to the time limits of compiling and running the program. A busy
-server may let it wait for so long."""
+server may let a request wait that long."""
 
 MAX_BYTES = 16 << 20
 """The maximum number of bytes in one answer."""

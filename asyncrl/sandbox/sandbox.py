@@ -123,9 +123,9 @@ async def run(
 ) -> ProgramResult:
     """Run `program` in an empty folder that is deleted afterwards.
 
-    The program reads `stdin` and has the open files `fds`. With `errors` its standard error is part of the output. It
-    runs in new namespaces if `namespaces` is true, and in none if it is false. With None it runs in new namespaces if
-    this machine grants them. Raises SandboxError.
+    The program reads `stdin` and has the open files `fds`. With `errors` its standard error is part of the output. The
+    program runs in new namespaces if `namespaces` is true, and without namespaces if it is false. With None it runs in
+    new namespaces if this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)
@@ -184,7 +184,7 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
                 report += part
             return report.decode(errors="replace")
     except TimeoutError as error:
-        # A busy event loop may not have read it yet.
+        # A busy event loop may not have read the report yet.
         with suppress(BlockingIOError):
             report = report or control.recv(8192)
         if report.startswith(BEGUN):

@@ -15,7 +15,6 @@ Every call starts these processes, so they import only small parts of the standa
 In a session, which runs one cell of code after another, `server.py` forks the launcher, and the program's process runs
 `cells.py`. `pausing.py` stops a session between two cells.
 
-`main.py` is the launcher, which reads its options in `options.py`. `container.py` does its work inside a container. It
-is not one of these processes, and may import more.
-`system.py` calls the C library.
+`main.py` is the launcher, which reads its options in `options.py`. `container.py` runs programs inside a container, in
+which none of the processes above exists. It may import more. `system.py` calls the C library.
 """

@@ -14,8 +14,7 @@ import traceback
 from contextlib import suppress
 
 ROOM = 1 << 16
-"""The output is cut when less than half of this many bytes is left before its limit. After the cut this many are
-left."""
+"""The output is cut when fewer than ROOM / 2 bytes are left before its limit. After the cut, ROOM bytes are left."""
 
 
 def reply_to(number: int) -> bytes:

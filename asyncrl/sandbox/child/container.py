@@ -100,7 +100,7 @@ def watch(
                 report(output, status or KILLED, began, "" if status else pausing["RAN_IN_PAUSE"])
             os._exit(0)
         if status is not None or (pause is None and time.monotonic() >= deadline):
-            # If a session exits with status 0, 1 is reported, because 0 means that the session continues.
+            # If a session exits with status 0, the report says 1, because 0 would mean that the session continues.
             report(output, status or 1 if is_session and status is not None else status, began)
             os._exit(0)
         timeout = max(0.0, deadline - time.monotonic()) if pause is None else pause.wait_s

@@ -1,8 +1,8 @@
 """Runs the launcher, and later the program in its confined process.
 
-The program's process writes BEGUN to the control socket just before its first line. When it has ended, the watcher
-writes `status N REASON`, or `failed REASON` if it could not be confined. For a session the watcher also reads orders
-from this socket. It ends when the caller closes the connection.
+The program's process writes BEGUN to the control socket just before its first line. When that process has ended, the
+watcher writes `status N REASON`, or `failed REASON` if the process could not be confined. For a session the watcher
+also reads orders from this socket. The watcher ends when the caller closes the connection.
 
 `machine/guard.py`, which ends other child processes with their parent, is not used here: the watcher (`watching.py`)
 ends the program when the caller ends.

@@ -71,8 +71,8 @@ def take_user(users: range, launcher: int) -> int:
 
 
 def is_alone() -> bool:
-    """True if this process is the only one of its user. The test is a fork under a limit of two processes, which
-    succeeds only then."""
+    """True if this process is the only one of its user. The test is a fork under a limit of two processes: the fork
+    fails if the user has another process."""
     resource.setrlimit(resource.RLIMIT_NPROC, (2, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
     try:
         child = os.fork()
@@ -93,8 +93,8 @@ def drop_rights() -> None:
 def refuse_calls() -> None:
     """Refuse system calls that neither namespaces nor limits confine.
 
-    These are sockets to the host of a virtual machine (vsock); io_uring, which opens sockets without such a filter; and
-    System V shared memory, which outlives all processes.
+    These are sockets to the host of a virtual machine (vsock); io_uring, which can open sockets that a filter of system
+    calls does not see; and System V shared memory, which outlives all processes.
     """
     known = CALLS.get(os.uname().machine)
     if known is None or sys.maxsize < 1 << 32:
