@@ -52,7 +52,7 @@ class InterpreterCounts:
 
 
 class MemoryBudget:
-    """Grants megabytes of `total_mb` to those that ask for them, in the order in which they ask."""
+    """Grants megabytes of `total_mb` to sessions, in the order in which they ask."""
 
     def __init__(self, total_mb: int) -> None:
         self.total_mb = total_mb

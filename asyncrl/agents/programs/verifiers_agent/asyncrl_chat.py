@@ -1,5 +1,5 @@
-"""A harness for verifiers 0.4. It leads the conversation of a rollout, and runs the tools of a task's toolsets, in the
-process that calls it.
+"""A harness for verifiers 0.4. It leads the conversation of a rollout, and runs the tools of a task's toolsets. It does
+both in the process that calls it.
 
 verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This
 harness behaves like verifiers' harness `null`, with the same tool names and the same limit of a tool's result. It is a
