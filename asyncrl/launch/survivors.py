@@ -175,7 +175,11 @@ def end_elsewhere(
     while time.monotonic() < until and not all(_has_ended(run_dir, name, record) for name, record in left.items()):
         if stop.wait(POLL_S):
             raise StoppedError("stopped while it waited for processes of an earlier start")
-        if _renewed(run_dir) > renewed:
+        try:
+            newest = _renewed(run_dir)
+        except FileNotFoundError:
+            return  # The user has deleted the file, as the warning says, since the roles have ended.
+        if newest > renewed:
             raise ConfigError(
                 f"{run_dir} is being run by a process on another machine; stop that process first (locks on the disk "
                 "of this folder do not reach other machines)"

@@ -173,6 +173,24 @@ def test_what_runs_on_a_machine_that_nobody_reaches_ends_with_its_lease(
         end_elsewhere(tmp_path, lambda stop: set(), stop)
 
 
+def test_the_wait_ends_once_the_user_deletes_the_record_as_the_warning_advises(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with exclusively(tmp_path):
+        record(tmp_path, learner=ProcessRecord("far", 7, 0, "far", "1", 600.0))
+
+        def delete() -> None:
+            until(lambda: "cannot be reached" in caplog.text)
+            (tmp_path / "processes.json").unlink()
+
+        user = Thread(target=delete)
+        user.start()
+        try:
+            end_elsewhere(tmp_path, lambda stop: (), Event())
+        finally:
+            user.join()
+
+
 def test_a_role_in_another_container_of_this_machine_is_waited_for_until_it_has_ended(tmp_path: Path) -> None:
     container, stop = f"{boot_of(this_kernel())}/pid:[1]", Event()
     stop.set()
