@@ -94,17 +94,18 @@ def evaluate(
         checkpoint = checkpoint or checkpoint_of(request.run, config.learner, steps)
     measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
     require_same(values_of(measured), folder)
+    stop = stop or process.stop_on_signals()
     if not has_ended:
-        check_imports(named_code(config.data, config.algorithm, config.actor, config.scoring))
-        preflight(config, read=read)
+        check_imports(named_code(config.data, config.algorithm, config.actor, config.scoring), stop)
+        preflight(config, stop=stop, read=read)
     with exclusively(folder):
-        end_here(folder)
+        end_here(folder, stop)
         if checkpoint is not None and not model.exists():
             write_policy(config.model, checkpoint, model)
         if has_ended:
             log.info("showing the result of the finished evaluation; remove %s to evaluate again", folder)
         else:
-            play(measured, folder, stop or process.stop_on_signals())
+            play(measured, folder, stop)
         sources = [task.data_source for task in run_tasks(measured).usable(request.data, held_out=True)]
         with Run(folder).stored() as stored:
             result = read_result(stored, sources, request.attempts, threshold)

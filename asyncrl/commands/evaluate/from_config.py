@@ -160,7 +160,7 @@ def play(config: TrainConfig, folder: Path, stop: threading.Event) -> None:
     RunAddresses.of(config).choose_ports()
     placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
     settle(config.cluster, config.learner, placement)
-    prepare_data(config)
+    prepare_data(config, stop)
     check_same_tasks(run_tasks(config), folder)
     resumed = claim(config, folder)
     locations.run_identity(config.run, make=True)

@@ -47,9 +47,9 @@ def check_paths(
         raise (DataError if len(lines) == len(files) else ConfigError)("\n".join(lines))
 
 
-def check_imports(named: Sequence[NamedCode]) -> None:
-    """Raises ConfigError, with a line for each object that cannot be imported."""
-    if lines := refused_imports(named):
+def check_imports(named: Sequence[NamedCode], stop: threading.Event | None = None) -> None:
+    """Raises ConfigError, with a line for each object that cannot be imported; StoppedError: `stop` was set."""
+    if lines := refused_imports(named, stop):
         raise ConfigError("\n".join(lines))
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 import yaml
 
-from asyncrl.commands.evaluate.evaluation import _folder, requested
+from asyncrl.commands.evaluate.evaluation import _folder, evaluate, requested
 from asyncrl.commands.evaluate.from_config import EvaluationRequest, require_same, without_training
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
 from asyncrl.config.schema import RunConfig
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from tests.helpers import make_task
 
@@ -153,6 +154,14 @@ def test_the_limit_of_a_run_is_for_its_own_held_out_tasks_and_a_word_sets_one_fo
     assert asked.read().data.eval_limit == 2
     with pytest.raises(ConfigError, match=r"data\.limit: data\.eval_limit is the maximum number"):
         limits(None, "data.limit=3")
+
+
+def test_a_stop_ends_an_evaluation_that_has_not_started(run: Path, tmp_path: Path) -> None:
+    stop = Event()
+    stop.set()
+    data = request(run).data
+    with pytest.raises(StoppedError, match="nothing was started"):
+        evaluate(EvaluationRequest(None, "no-model", data, 1, [f"run.dir={tmp_path}"]), None, 1.0, stop)
 
 
 def test_the_models_of_two_runs_have_a_folder_each() -> None:
