@@ -67,6 +67,8 @@ class KeptWriter:
             raise StoreError(
                 f"the sample of step {kept.step} has {len(content)} bytes, too many for observe.keep_episodes_mb"
             )
+        if kept.step in self._index.steps:
+            self._delete(kept.step)
         line = IndexLine(kept.step, len(content), [each.row for each in kept.episodes])
         room = self._max_bytes - len(content) - len(encode_line(line))
         while self._index.steps and self.bytes > room:
@@ -85,10 +87,12 @@ class KeptWriter:
 
     def _give_up(self) -> None:
         steps = sorted(self._index.steps)
-        step = steps[expendable(steps, [self._index.steps[each].bytes for each in steps])]
+        self._delete(steps[expendable(steps, [self._index.steps[each].bytes for each in steps])])
+        self.thinned += 1
+
+    def _delete(self, step: int) -> None:
         self._append(IndexLine(step, 0, ()))
         (self._folder / file_name(step)).unlink(missing_ok=True)
-        self.thinned += 1
         if self._index.dead_bytes > DEAD_SHARE * self._max_bytes:
             _rewrite(self._index)
 

@@ -15,6 +15,7 @@ from asyncrl.errors import RefusedError, StoreError
 from asyncrl.msgpack_values import pack
 from asyncrl.observe.kept.episode import KeptEpisode, KeptStep
 from asyncrl.observe.kept.format import FOLDER
+from asyncrl.observe.kept.index import IndexLine
 from asyncrl.observe.kept.writing import KeptWriter, remove_kept
 from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.wire import labels_message, task_body, trajectory_message
@@ -186,6 +187,25 @@ def test_a_full_disk_leaves_what_is_there_and_nothing_of_the_step(
     assert files(tmp_path) == ["index.jsonl", "step-000000000.kept"]
     writer.add(example_step(3))
     assert {row.step for row in KeptEpisodes(tmp_path).rows()} == {0, 3}
+
+
+def test_a_full_index_leaves_no_line_of_a_step_whose_file_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, append = KeptWriter(tmp_path, ROOM), KeptWriter._append
+    writer.add(example_step(0))
+
+    def full(self: KeptWriter, line: IndexLine) -> None:
+        if line.rows:
+            raise OSError(errno.ENOSPC, "no space")
+        append(self, line)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptWriter, "_append", full)
+        with pytest.raises(OSError, match="no space"):
+            writer.add(example_step(0, members=2))
+    assert files(tmp_path) == ["index.jsonl"]
+    assert KeptEpisodes(tmp_path).rows() == ()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 300, b'{"step": "one"}\n', b'\xff{"step"\n'])
