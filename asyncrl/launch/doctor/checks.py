@@ -245,9 +245,9 @@ def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
     marks = facts.folder.marks
     if not marks:
         return
-    own = marks[0]
-    off = [(mark.host, mark.skew_s - own.skew_s) for mark in marks[1:]]
-    off = [(host, skew) for host, skew in (("the folder", -own.skew_s), *off) if abs(skew) > MOST_SKEW_S]
+    own_skew_s = marks[0].skew_s or 0.0
+    others = [(mark.host, mark.skew_s - own_skew_s) for mark in marks[1:] if mark.skew_s is not None]
+    off = [(host, skew) for host, skew in (("the folder", -own_skew_s), *others) if abs(skew) > MOST_SKEW_S]
     if off:
         text = ", ".join(
             f"the clock of {host} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}" for host, skew in off
@@ -255,7 +255,7 @@ def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
         mend = "let all hosts follow a time server (chrony or systemd-timesyncd), so that times in metrics agree"
         yield Diagnosis("clock", Severity.WARNING, f"compared with this host, {text}", mend)
     else:
-        seen = f"{len(marks) - 1} other hosts" if len(marks) > 1 else "the folder"
+        seen = f"{len(others)} other hosts" if others else "the folder"
         yield Diagnosis("clock", Severity.OK, f"within {MOST_SKEW_S:.0f} s of {seen}")
 
 

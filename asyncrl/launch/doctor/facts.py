@@ -63,13 +63,13 @@ class LauncherFact:
 class HostMark:
     """The mark that a host leaves in the shared folder for other hosts.
 
-    - `skew_s`: the host's clock minus the clock of the folder's disk;
+    - `skew_s`: the host's clock minus the clock of the folder's disk; `None` if it is unknown;
     - `versions`: maps Python and the packages that must be alike to their versions;
     - `server_key`: the server's public key that clients on the host trust.
     """
 
     host: str
-    skew_s: float
+    skew_s: float | None
     versions: Mapping[str, str]
     server_key: str = ""
 

@@ -63,7 +63,7 @@ def _mark(path: Path, own: Path) -> Iterator[HostMark]:
         yield msgspec.json.decode(path.read_bytes(), type=HostMark)
     except msgspec.DecodeError:
         # Another version of asyncrl wrote the mark, which still shows that the folder is shared.
-        yield HostMark(path.stem, 0.0, {})
+        yield HostMark(path.stem, None, {})
 
 
 def _file_system(folder: Path) -> str:

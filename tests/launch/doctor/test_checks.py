@@ -143,6 +143,15 @@ def test_what_is_wrong_is_named_with_what_mends_it(
     assert mend in bad.mend
 
 
+def test_a_host_whose_clock_is_unknown_is_not_said_to_have_a_wrong_one() -> None:
+    own, unknown = replace(MARK, skew_s=-9.5), replace(OTHER, skew_s=None)
+    (clock,) = (each for each in examine(folder(marks=[own, unknown])) if each.check == "clock")
+    assert "the clock of the folder is 9.5 s ahead" in clock.text
+    assert "two" not in clock.text
+    (clock,) = (each for each in examine(folder(marks=[MARK, unknown])) if each.check == "clock")
+    assert (clock.verdict, clock.text) == (Severity.OK, "within 2 s of the folder")
+
+
 @pytest.mark.parametrize(
     ("facts", "texts"),
     [

@@ -32,11 +32,17 @@ def test_hosts_see_each_others_marks_in_a_shared_folder(tmp_path: Path) -> None:
         ("two", {"torch": "2"}, "key of two"),
         ("one", {"torch": "1"}, "key of one"),
     ]
-    assert all(abs(mark.skew_s) < 1 for mark in second.marks)
+    assert all(mark.skew_s is not None and abs(mark.skew_s) < 1 for mark in second.marks)
     assert second.free > 0
     two_days_ago = (tmp_path / ".doctor" / "two.json").stat().st_mtime - 2 * 86400
     os.utime(tmp_path / ".doctor" / "one.json", (two_days_ago, two_days_ago))
     assert [mark.host for mark in share(tmp_path, "two", {}, "").marks] == ["two"]
+
+
+def test_a_mark_of_another_version_shows_that_the_folder_is_shared_and_tells_no_time(tmp_path: Path) -> None:
+    share(tmp_path, "one", {}, "")
+    (tmp_path / ".doctor" / "one.json").write_text('{"host": "one", "from_a_later_version": 1}')
+    assert [(mark.host, mark.skew_s) for mark in share(tmp_path, "two", {}, "").marks[1:]] == [("one", None)]
 
 
 def test_a_folder_that_cannot_be_written_is_a_fact(tmp_path: Path) -> None:
