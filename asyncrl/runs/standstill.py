@@ -40,7 +40,7 @@ class Standstill:
             return ""
         if now >= self._next and not (self._thread and self._thread.is_alive()):
             self._next = now + LOOK_S
-            self._thread = threading.Thread(target=self._ask, name="standstill", daemon=True)
+            self._thread = threading.Thread(target=self._ask, args=(self._since,), name="standstill", daemon=True)
             self._thread.start()
         return self._text
 
@@ -49,9 +49,11 @@ class Standstill:
         if self._thread:
             self._thread.join(wait_s)
 
-    def _ask(self) -> None:
+    def _ask(self, since: float) -> None:
         try:
-            self._text = self._look()
+            text = self._look()
+            if since == self._since:
+                self._text = text
         except Exception as error:  # noqa: BLE001 - an error in this look must not end the run
             if not self._failed:
                 log.warning("cannot find out what the run waits for: %s", error)

@@ -51,3 +51,24 @@ def test_a_look_that_hangs_holds_up_nobody_and_one_that_fails_is_logged_once(cap
         assert still.text(1) == ""
     still.close()
     assert caplog.text.count("the store is gone") == 1
+
+
+def test_what_a_look_of_an_earlier_standstill_finds_is_not_said_of_the_next() -> None:
+    clock, answered = Clock(), threading.Event()
+
+    def look() -> str:
+        answered.wait()
+        return "scoring-0 has been silent for 30 s"
+
+    still = Standstill(look, clock)
+    still.text(1)
+    clock.now += STILL_S
+    assert still.text(1) == ""
+    assert still.text(2) == "", "the run goes on while the look is under way"
+    answered.set()
+    still.close()
+    clock.now += STILL_S
+    answered.clear()
+    assert still.text(2) == ""
+    answered.set()
+    still.close()
