@@ -43,7 +43,12 @@ def written_once(run_dir: Path, process_weight: float) -> str:
         from asyncrl.runs.report.page import write_report
 
         report = f"  {'report':<19}{write_report(str(run_dir))}\n"
-        write_whole(text, f"{report}{before_and_after(Run(run_dir), process_weight)}")
+        try:
+            shown = before_and_after(Run(run_dir), process_weight)
+        except (AsyncrlError, OSError) as error:
+            # The text is not stored, so that the next call tries again.
+            return f"{report}\nThe kept episodes cannot be read: {error}\n"
+        write_whole(text, f"{report}{shown}")
     return text.read_text()
 
 
@@ -53,15 +58,13 @@ def _is_newer(file: Path, than: Path) -> bool:
 
 def before_and_after(run: Run, process_weight: float) -> str:
     """One held-out task as the policy played it before and after the training, with the parts of both rewards. Empty if
-    the run kept no held-out episodes, for example because it had no evaluations."""
-    try:
-        pair = most_improved(run.kept().rows())
-        if pair is None:
-            return ""
-        episodes = [run.kept().read(row.step, row.id) for row in pair]
-        decode = decoder(run)
-    except (AsyncrlError, OSError) as error:
-        return f"\nThe kept episodes cannot be read: {error}\n"
+    the run kept no held-out episodes, for example because it had no evaluations. Raises AsyncrlError or OSError: the
+    episodes cannot be read."""
+    pair = most_improved(run.kept().rows())
+    if pair is None:
+        return ""
+    episodes = [run.kept().read(row.step, row.id) for row in pair]
+    decode = decoder(run)
     names = ("before training", f"after {pair[1].step} steps")
     parts = [_episode(name, each, process_weight, decode) for name, each in zip(names, episodes, strict=True)]
     return f"\nThe task {_question(episodes[0])}\n{''.join(line for each in parts for line in each)}"

@@ -26,6 +26,8 @@ from asyncrl.commands.demo.summary import (
 from asyncrl.config import commands
 from asyncrl.errors import ConfigError
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow, row_of
+from asyncrl.observe.kept.format import FOLDER
+from asyncrl.observe.kept.index import INDEX
 from asyncrl.runs.run import Run
 from asyncrl.types import Finish, Labels, Role, Trajectory, Turn
 
@@ -166,6 +168,20 @@ def test_the_end_of_the_demo_is_made_again_only_if_the_run_has_trained_since(
     assert len(made) == 1
     os.utime(trained, ns=(shown := (tmp_path / SHOWN_FILE).stat().st_mtime_ns + 1, shown))
     assert "report2.html" in written_once(tmp_path, 0.5)
+
+
+def test_the_end_of_the_demo_is_made_again_after_the_kept_episodes_could_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.runs.report.page.write_report", lambda name: Path(name) / "report.html")
+    (tmp_path / "summary.json").write_text("{}")
+    os.utime(tmp_path / "summary.json", (1000, 1000))
+    index = tmp_path / FOLDER / INDEX
+    index.parent.mkdir()
+    index.write_text("damaged\n")
+    assert "The kept episodes cannot be read: " in written_once(tmp_path, 0.5)
+    index.unlink()
+    assert written_once(tmp_path, 0.5) == f"  report             {tmp_path}/report.html\n"
 
 
 @pytest.mark.slow
