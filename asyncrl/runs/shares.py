@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 from typing import Any
 
+from asyncrl.runs.lines import measured
 from asyncrl.runs.run import Run
 from asyncrl.runs.scorers import idle_of_workers, process_of
 
@@ -17,7 +19,8 @@ CAUSES = ("labels", "episodes", "store", "old_groups")
 """The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
-"""The number of a role's newest rows that are read. A role writes a row every five seconds."""
+"""If a role has written more rows during the steps, a sample of this many is read. A role writes a row every five
+seconds."""
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
@@ -98,8 +101,7 @@ def idle_shares(run: Run) -> IdleShares | None:
     seconds, since = step_seconds(steps), steps[0]["time"] - steps[0]["seconds/step"]
 
     def rows(roles: str) -> dict[str, Rows]:
-        newest = ((role, run.newest_rows(role, MOST_ROWS)) for role in run.roles(roles))
-        found = {role: [row for row in rows if row["time"] >= since] for role, rows in newest}
+        found = {role: _rows_since(run, role, since) for role in run.roles(roles)}
         return {role: rows for role, rows in found.items() if rows}
 
     replays, actors = list(rows("replay*").values()), list(rows("actor-*").values())
@@ -128,6 +130,13 @@ def idle_shares(run: Run) -> IdleShares | None:
         without_graphs=_sum_of_means(actors, "servers_without_graphs"),
         queued=_sum_of_means(actors, "servers_queued"),
     )
+
+
+def _rows_since(run: Run, role: str, since: float) -> Rows:
+    """The rows of a role from the time `since` on, or a sample of them with the last one."""
+    with run.open_rows(role) as file:
+        rows = file.sampled(file.between(since, inf), MOST_ROWS) if file is not None else []
+    return [row for row in measured(rows) if row["time"] >= since]
 
 
 def _scorers_idle(workers: Mapping[str, Rows]) -> list[float]:

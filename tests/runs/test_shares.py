@@ -15,9 +15,9 @@ from asyncrl.runs.shares import FEWEST_STEPS, growth, idle_shares, totals
 from asyncrl.runs.state.advice import advise
 
 
-def write(run_dir: Path, name: str, rows: list[dict[str, float]]) -> None:
-    """A row every 10 s from 100 s on, each with its step."""
-    times = iter(100.0 + 10 * number for number in range(len(rows)))
+def write(run_dir: Path, name: str, rows: list[dict[str, float]], seconds: float = 10.0) -> None:
+    """A row every `seconds` from 100 s on, each with its step."""
+    times = iter(100.0 + seconds * number for number in range(len(rows)))
     sink = JsonLines(metrics_file(run_dir, name), lambda: next(times))
     for step, row in enumerate(rows):
         sink.log(step, row)
@@ -65,6 +65,16 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     assert (seen.scorers, seen.scorers_idle) == (0, None)
     assert (seen.too_old, seen.pending) == (0.2, 4.0)
     assert (seen.without_graphs, seen.queued, seen.scheduler_busy) == (2.0, 21.0, 0.9)
+
+
+def test_the_waits_of_long_steps_are_those_of_their_whole_time(tmp_path: Path) -> None:
+    write(tmp_path, "learner", [{"seconds/step": 1000.0, "idle": 0.5}] * FEWEST_STEPS, seconds=1000.0)
+    waits = [{"learner_waited_for_labels_s": 2.5 * number, "depth_pending": 1.0} for number in range(1000)]
+    write(tmp_path, "replay", waits, seconds=5.0)
+    seen = idle_shares(Run(tmp_path))
+    assert seen is not None
+    assert seen.waited["labels"] == pytest.approx(0.5, abs=0.01)
+    assert seen.pending == 1.0
 
 
 def test_the_workers_of_a_scorer_for_the_shards_of_the_replay_are_one_scorer(tmp_path: Path) -> None:
