@@ -190,17 +190,17 @@ def episode_stories(trace: Trace, names: Collection[str]) -> dict[str, EpisodeSt
 
 def _groups_and_causes(trace: Trace, step: int, wait: Sequence[TraceSpan]) -> tuple[list[TraceSpan], dict[str, float]]:
     """The groups that were planned for the step, and the seconds for which the learner waited for each missing thing,
-    by the name of that thing."""
+    by the name of that thing. The learner asks all shards at once, so the shard with the longest wait counts."""
     groups: list[TraceSpan] = []
-    missing: defaultdict[str, float] = defaultdict(float)
+    missing: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for span in trace.spans(_is("replay")):
         if span.name == "ready" and span.values.get("step") == step:
             groups.append(span)
         elif span.track == "learner waits":
             common = sum(max(0, min(span.end, each.end) - max(span.start, each.start)) for each in wait)
             if common:
-                missing[span.name.removeprefix("no ")] += common / US
-    return groups, missing
+                missing[span.name.removeprefix("no ")][span.role] += common / US
+    return groups, {name: max(shards.values()) for name, shards in missing.items()}
 
 
 def _step_lines(step: int, phases: Sequence[TraceSpan], missing: dict[str, float]) -> list[str]:

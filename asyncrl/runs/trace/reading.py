@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -103,6 +104,8 @@ class RoleSpans:
     hosts: set[str] = field(default_factory=set)
     dropped: int = 0
     lost: int = 0
+    unreadable: int = 0
+    """The number of lines that the newest whole reading of the spans could not read."""
     clocks: dict[int, _Clock] = field(default_factory=dict)
     """Maps the time at which each process of the role started to the clock of that process."""
 
@@ -113,12 +116,13 @@ class RoleSpans:
 
     def look(self) -> None:
         """Read the notes."""
-        clock = _Clock()
+        clock, started = _Clock(), 0
+        lost = defaultdict[int, int](int)
         for line in chain.from_iterable(map(each_line, self.paths)):
             if line[:1] == b"{" and (note := decoded(_NOTES, line)) is not None:
-                self.lost = max(self.lost, note.lost)
                 if note.role:
-                    clock = self.clocks.setdefault(note.started, _Clock())
+                    started = note.started
+                    clock = self.clocks.setdefault(started, _Clock())
                     self.endpoint = note.endpoint or self.endpoint
                     self.hosts.add(note.host)
                     self.dropped = max(self.dropped, note.dropped)
@@ -126,6 +130,9 @@ class RoleSpans:
                     samples = clock.samples.setdefault(note.peer, [])
                     if (note.clock, note.ahead) not in samples[-1:]:
                         samples.append((note.clock, note.ahead))
+                # Each process counts from 0.
+                lost[started] = max(lost[started], note.lost)
+        self.lost = sum(lost.values())
 
     def spans(self, correction: Callable[[_Clock], Callable[[int], int]]) -> Iterator[TraceSpan | None]:
         """All spans in the order of the files; `None` for a line that cannot be read."""
@@ -159,8 +166,6 @@ class Trace:
         self.roles = [RoleSpans(file.stem, [file.with_name(file.name + OLD), file]) for file in files]
         for role in self.roles:
             role.look()
-        self.unreadable = 0
-        """The number of lines that could not be read so far."""
         replays = [role for role in self.roles if role.endpoint]
         self._reference = replays[0].endpoint if replays else ""
         self._replays = {role.role: self._ahead_of_reference(role.endpoint) for role in replays}
@@ -169,11 +174,18 @@ class Trace:
         """The spans of the wanted roles, one role after another. The spans of a role are in the order in which they
         ended."""
         for role in filter(wanted, self.roles):
+            unreadable = 0
             for span in role.spans(lambda clock, role=role: self._correction(role, clock)):  # type: ignore[misc]
                 if span is None:
-                    self.unreadable += 1
+                    unreadable += 1
                 else:
                     yield span
+            role.unreadable = unreadable
+
+    @property
+    def unreadable(self) -> int:
+        """The number of lines that could not be read so far, each counted once."""
+        return sum(role.unreadable for role in self.roles)
 
     @property
     def is_aligned(self) -> bool:

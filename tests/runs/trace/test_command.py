@@ -15,7 +15,7 @@ import pytest
 
 from asyncrl.observe.spans import spans_file
 from tests.helpers import status_of
-from tests.runs.trace.support import BEGIN, line, process, write_run
+from tests.runs.trace.support import BEGIN, line, process, write, write_run
 
 
 @pytest.fixture
@@ -51,6 +51,15 @@ def test_the_wait_of_a_step_is_explained(run_dir: Path, capsys: pytest.CaptureFi
     assert " 46%  30.0 s in tool search, 2 times" in text
     assert " 45%  29.0 s generating, 2 times, 15 tokens" in text
     assert "  5%  3.0 s waiting for a scorer" in text
+
+
+def test_a_wait_for_several_shards_is_the_longest_of_them_since_the_learner_asks_all_at_once(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = [line("no episodes", "learner waits", 25.0, 50.0), line("no labels", "learner waits", 50.0, 65.0)]
+    write(run_dir, "replay-1", [process("replay-1", endpoint="tcp://other"), *waits])
+    assert status_of("trace", run_dir, "--explain-step", "7") == 0
+    assert "the replay lacked episodes for 45.0 s and labels for 15.0 s" in capsys.readouterr().out
 
 
 def test_of_a_step_that_was_repeated_only_the_newest_attempt_is_explained(
