@@ -31,7 +31,8 @@ PACKAGES = (
     *("triton", "flash-attn", "torchao", "sglang", "vllm", "ray"),
 )
 """Packages whose version may change the results or the speed of a run."""
-MOST_STARTS = 50
+DETAILED_STARTS = 50
+"""The number of newest starts that are recorded with all details. Earlier starts are recorded with their time only."""
 GIT_S = 10.0
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -75,9 +76,11 @@ def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> 
     except OSError as error:
         log.warning("this start was not added to %s: %s", folder / ENVIRONMENT_FILE, error)
         return
-    starts = [*read_environments(folder), this_environment(clock())][-MOST_STARTS:]
+    starts = [*read_environments(folder), this_environment(clock())]
+    earlier, newest = starts[:-DETAILED_STARTS], starts[-DETAILED_STARTS:]
+    values = [*({"time": each.time} for each in earlier), *map(asdict, newest)]
     try:
-        text = json.dumps({"starts": [asdict(each) for each in starts]}, indent=2)
+        text = json.dumps({"starts": values}, indent=2)
         write_whole(folder / ENVIRONMENT_FILE, f"{text}\n")
     except OSError as error:
         log.warning("%s was not written: %s", folder / ENVIRONMENT_FILE, error)

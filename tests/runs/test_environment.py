@@ -8,7 +8,13 @@ import pytest
 
 import asyncrl
 from asyncrl.runs import environment
-from asyncrl.runs.environment import ENVIRONMENT_FILE, environments_of, read_environments, record_environment
+from asyncrl.runs.environment import (
+    ENVIRONMENT_FILE,
+    Environment,
+    environments_of,
+    read_environments,
+    record_environment,
+)
 
 
 def test_each_start_is_added_and_the_newest_of_each_host_counts(tmp_path: Path) -> None:
@@ -22,6 +28,19 @@ def test_each_start_is_added_and_the_newest_of_each_host_counts(tmp_path: Path) 
     assert newest.cores > 0
     assert newest.packages is not None
     assert "torch" in newest.packages
+
+
+def test_the_time_of_every_start_is_kept_and_the_details_of_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "DETAILED_STARTS", 2)
+    monkeypatch.setattr(environment, "this_environment", lambda now: Environment(time=now, host="one"))
+    for start in range(4):
+        record_environment(tmp_path, lambda now=float(start): now)  # type: ignore[misc]
+    assert [(start.time, start.host) for start in read_environments(tmp_path)] == [
+        *((0.0, ""), (1.0, "")),
+        *((2.0, "one"), (3.0, "one")),
+    ]
 
 
 def test_a_checkout_whose_changes_git_cannot_tell_is_not_called_unchanged(
