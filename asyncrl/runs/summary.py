@@ -356,7 +356,7 @@ def _next(run: Run, result: str, failures: bool, resume: str) -> list[str]:
     use = [f"{asyncrl} evaluate {folder}", f"{asyncrl} export {folder}"]
     looks = [f"{asyncrl} report {folder}", *(f"{asyncrl} inspect {command}" for command in look)]
     complete = result in COMPLETE
-    return [*([] if complete else [resume]), *looks, *(use if complete else [])]
+    return [*([] if complete or result == "running" else [resume]), *looks, *(use if complete else [])]
 
 
 def quoted(path: Path) -> str:

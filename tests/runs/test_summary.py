@@ -227,3 +227,9 @@ def test_the_text_of_a_summary_has_no_effect_on_a_terminal(tmp_path: Path) -> No
     text = write_summary(Run(tmp_path), 8, "failed", "", RESUME)
     assert "\x1b" not in text
     assert "\ufffd]0;title" in text
+
+
+def test_nobody_is_told_to_resume_a_run_that_is_running(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5])
+    assert RESUME in summarise(Run(tmp_path), 8, "unfinished", "", RESUME).next
+    assert RESUME not in summarise(Run(tmp_path), 8, "running", "", RESUME).next
