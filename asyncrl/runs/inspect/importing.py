@@ -187,8 +187,12 @@ def _check_id(name: str, group: str, member: int) -> None:
 def _check_record(facts: TrajectoryRecord) -> None:
     numbers = (facts.reward, facts.outcome, facts.seconds, facts.process or 0.0)
     _require(all(map(math.isfinite, numbers)), f"its reward, outcome, score or time is not finite: {numbers}")
-    counts = (facts.member, facts.tokens, facts.sampled, facts.attempts, facts.scored, facts.plans, facts.trained)
-    _require(min(*counts, facts.turns, facts.seconds) >= 0, f"one of its counts is negative: {counts}")
+    counts = (
+        *(facts.member, facts.tokens, facts.sampled, facts.turns),
+        *(facts.attempts, facts.scored, facts.plans, facts.trained),
+    )
+    _require(min(counts) >= 0, f"one of its counts is negative: {counts}")
+    _require(facts.seconds >= 0, f"its time is negative: {facts.seconds}")
     _require(0 <= facts.masked <= facts.sampled, f"it has {facts.masked} masked tokens of {facts.sampled}")
     _require(min(facts.last_plan, facts.lag, facts.row) >= -1, "its step, lag or row is less than -1")
     _require(facts.oldest >= DEMONSTRATED, f"its oldest version is {facts.oldest}")

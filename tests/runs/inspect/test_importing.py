@@ -106,6 +106,7 @@ ROWS: Mapping[str, tuple[Spoil, str]] = {
     "another count of tokens": (given(tokens=99), "tokens, sampled and oldest are"),
     "a negative count": (given(sampled=-1), "one of its counts is negative"),
     "a count of attempts below zero": (given(attempts=-5), "one of its counts is negative"),
+    "a negative time": (given(seconds=-1.5), r"its time is negative: -1\.5"),
     "a reward that is no number": (given(reward=math.nan), "not finite"),
     "an infinite outcome": (given(outcome=math.inf), "not finite"),
     "an infinite time": (given(seconds=-math.inf), "not finite"),
