@@ -237,7 +237,8 @@ class EmbeddedEngine:
         await in_own_thread(self._thread.join)
 
     async def _between_passes(self, call: Callable[[], None]) -> None:
-        """Run `call` in the engine's thread. Raises the errors of `call`."""
+        """Run `call` in the engine's thread. Raises EngineError or WeightsError: `call` raised it; EngineError: `call`
+        raised any other error, which ends the engine."""
         self._check_open()
         done: Future[None] = Future()
         # An error refers to this frame. If `done` had the error, the frame and the error would refer to each other, and
@@ -250,7 +251,12 @@ class EmbeddedEngine:
                     call()
                 except (EngineError, WeightsError) as error:
                     failures.append(error.with_traceback(None))
-                done.set_result(None)
+                except Exception as error:
+                    # A part of the weights may be of another version already, so the thread must end.
+                    failures.append(EngineError(f"the engine ends after an unexpected error: {error!r}"))
+                    raise
+                finally:
+                    done.set_result(None)
 
         self._commands.put(run)
         await asyncio.wrap_future(done)

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, MambaConfig, RwkvConfig
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.own_weights import OwnWeights
 from asyncrl.errors import ConfigError, EngineError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import read_folder, write_folder
@@ -322,6 +323,24 @@ async def test_a_failing_pass_fails_its_requests_and_the_engine_goes_on(static: 
         assert all("out of memory" in str(each) for each in results)
         broken.clear()
         assert_exact({0: tiny_model()}, START, await sample(engine, 9, "s0"), 1.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_unexpected_error_during_a_weight_update_fails_the_update_and_closes_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    async with serving() as engine:
+        monkeypatch.setattr(OwnWeights, "load", fail)
+        waiting = asyncio.create_task(engine.wait_for_version(1))
+        with pytest.raises(EngineError, match="out of memory"):
+            await asyncio.wait_for(engine.update_weights(1, parameters(tiny_model(seed=1))), GENEROUS_S)
+        with pytest.raises(EngineError, match="closed"):
+            await waiting
+        with pytest.raises(EngineError, match="closed"):
+            await sample(engine, 1)
 
 
 @BOTH
