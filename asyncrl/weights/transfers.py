@@ -219,7 +219,7 @@ class Transfers:
         """True if a receiver that asked to join over `backend` a moment ago has not asked again yet."""
         self._joined = {receiver: last for receiver, last in self._joined.items() if now - last[1] < JOINED_S}
         lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
-        return bool(lately - set(self.joining(backend)))
+        return bool(lately - {receiver for receiver, each in self._waiting.items() if isinstance(each.request, _Join)})
 
     def call(self, receivers: Sequence[bytes], call: BroadcastCall) -> Iterator[tuple[bytes, Message]]:
         """Yield `call` for each of the joining `receivers`, with the receiver's rank and the number of receivers."""

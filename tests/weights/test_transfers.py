@@ -152,6 +152,15 @@ def test_of_receivers_on_one_gpu_one_takes_part():
     assert processors.joining("gloo") == (b"1", b"2")
 
 
+def test_a_receiver_that_waits_for_its_broadcast_is_not_absent_if_another_on_its_gpu_takes_part():
+    transfers = Transfers(FORGET_S, broadcasts=Broadcasts("nccl", "learner's"))
+    for receiver in (b"1", b"2"):
+        assert joins(transfers, receiver, gpu="a") is None
+    assert not transfers.absent("nccl", 0.0)
+    assert [reply.kind for _, reply in transfers.due(POLL_S)] == ["nothing", "nothing"]
+    assert transfers.absent("nccl", POLL_S)
+
+
 def changed_at(place):
     """A version of one large tensor in which only one element is not 0."""
     tensor = torch.zeros(4096)
