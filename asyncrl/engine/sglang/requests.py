@@ -129,9 +129,10 @@ def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArr
         raise ServerFaultError(f"log-probs of /generate are not as expected: {error}: {answer[:300]!r}") from error
     # The answer begins with the token before `start`, without a log-prob; some releases leave this token out.
     wanted = list(tokens[start:])
-    if [each.token for each in given][-len(wanted) :] != wanted:
+    last = given[len(given) - len(wanted) :]
+    if [each.token for each in last] != wanted:
         raise ServerFaultError(f"/generate gives log-probs of other tokens: {answer[:300]!r}")
-    return np.array([each.logprob for each in given][-len(wanted) :], np.float32)
+    return np.array([each.logprob for each in last], np.float32)
 
 
 class _Sampled(msgspec.Struct, array_like=True, gc=False):

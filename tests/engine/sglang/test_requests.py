@@ -133,6 +133,12 @@ def test_logprobs_may_be_of_the_last_tokens_only() -> None:
         read_logprobs(told, [4, 5, 5, 7], start=2)
 
 
+def test_the_logprobs_of_no_tokens_are_none() -> None:
+    for given in ([], [[-0.5, 5]]):
+        told = json.dumps({"meta_info": {"input_token_logprobs": given}}).encode()
+        assert read_logprobs(told, [4, 5], start=2).tolist() == []
+
+
 SHAPE = RoutingShape((1, 2), 3, 8, 2)
 PROMPT, SAMPLED, START = 5, 3, 4
 
