@@ -88,14 +88,25 @@ def test_an_error_of_asyncrls_own_code_has_no_line(tmp_path: Path):
 
 
 def test_a_log_line_is_bounded_however_long_the_text_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    told = logged("a reason: " + "x\ud800" * 1_000_000, capsys)
+    assert "a reason: x?x?" in told
+    assert len(told) < 20_000
+
+
+def test_a_log_line_shows_no_part_of_a_secret_that_lies_where_the_line_is_cut(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "s3cret" not in logged("api_key=" + "s3cret" * 10_000, capsys)
+
+
+def logged(text: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a role writes for a warning."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     try:
         load.log_to_stderr()
-        root.warning("a reason: %s", "x\ud800" * 1_000_000)
+        root.warning(text)
     finally:
         root.handlers[:] = before
         root.setLevel(level)
-    told = capsys.readouterr().err
-    assert "a reason: x?x?" in told
-    assert len(told) < 20_000
+    return capsys.readouterr().err

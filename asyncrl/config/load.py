@@ -35,10 +35,10 @@ MAX_LOG_CHARS = 16_000
 
 
 class _Bounded(logging.Formatter):
-    """Limits the length of a log entry, which may contain text from outside, and hides its secrets."""
+    """Hides the secrets of a log entry, which may contain text from outside, and limits its length."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked_text(cut(super().format(record), MAX_LOG_CHARS))
+        return cut(masked_text(super().format(record)), MAX_LOG_CHARS)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -317,7 +317,7 @@ def read_leases(leased: Iterable[protocol.LeasedTask], frames: Sequence[Buffer])
 
 def _for_good(reason: str) -> str:
     """A reason without secrets, cut to the replay's limit."""
-    return masked_text(cut(reason, MAX_REASON_CHARS))
+    return cut(masked_text(reason), MAX_REASON_CHARS)
 
 
 def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
