@@ -213,8 +213,7 @@ class ReplayService:
             raise RunOverError("the run is done")
         match request:
             case protocol.GetTickets():
-                tickets = self._tickets.give(tx, request)
-                return Reply(tickets) if tickets or not request.want else None
+                return self._tickets.give(tx, request)
             case protocol.Leave():
                 self._tickets.leave(tx, request)
                 self._labelling.leave(tx, request)

@@ -15,6 +15,7 @@ from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queu
 from asyncrl.replay.held_out import evaluation
 from asyncrl.replay.labels.labelling import Labelling
 from asyncrl.replay.labels.leases import WorkerLeases
+from asyncrl.replay.messages import Reply
 from asyncrl.replay.protocol import GetTickets, Leave
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.stages import Stage, Stages
@@ -58,14 +59,14 @@ class TicketQueue:
         now = self._clock()
         self._given = {name: now for worker in tx.keys("held") for name in tx.members("held", worker)}
 
-    def give(self, tx: Transaction, request: GetTickets) -> list[Ticket]:
-        """Up to `request.want` tickets for an actor. Renews the actor's lease.
+    def give(self, tx: Transaction, request: GetTickets) -> Reply | None:
+        """Give an actor up to `request.want` tickets, and renew its lease. `None` if there are no tickets yet.
 
         Tickets that were given to the actor in a lost reply come first, and tickets of evaluations come next. While
         there are training tickets, evaluations get at most half of the actor's slots. While all episodes fail, only few
         tickets are issued. If the tasks are too large for one reply, the next reply has the rest."""
         if self._actors.has_left(request.worker, request.incarnation):
-            return []
+            return Reply([])
         now = self._clock()
         self._given |= {name: now for name in request.waiting if name in self._given}
         if self._actors.renew(tx, request.worker, request.incarnation):
@@ -77,7 +78,7 @@ class TicketQueue:
             room -= task_bytes(ticket.task)
             if room <= 0:
                 break
-        return issued
+        return Reply(issued) if issued or not request.want else None
 
     def _choose(self, tx: Transaction, request: GetTickets, want: int) -> Iterator[Ticket]:
         lost = sorted(set(tx.members("held", request.worker)).difference(request.holding))[:want]
