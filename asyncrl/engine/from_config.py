@@ -42,9 +42,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
     engine, weights, model, actor = config.engine, config.weights, config.model, config.actor
     check_family(engine, model)
     if engine.return_routed_experts:
-        several = actor.played_by is not None or actor.history == "template"
-        longest = actor.max_total_tokens if several else actor.max_tokens
-        _check_routing(model, longest, config.network.max_message_mb << 20)
+        _check_routing(model, actor.largest_episode, config.network.max_message_mb << 20)
     if engine.kind == "embedded":
         # Without engine.max_length, a slot has room for a whole episode.
         engine = replace(engine, max_length=engine.max_length or actor.max_tokens)

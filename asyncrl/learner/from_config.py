@@ -150,9 +150,6 @@ def run_settings(config: TrainConfig) -> RunSettings:
     """Return the settings of a whole run. Raises DataError: the run's demonstrations were not rendered."""
     actor, observe, folder = config.actor, config.observe, locations.run_dir(config.run)
     shown = config.algorithm.sft.path
-    # If an outside agent plays the episodes, or each turn renders the history with the chat template, an episode may
-    # consist of several sequences. All sequences of an episode must fit into one pass.
-    is_split = actor.played_by is not None or actor.history == "template"
     return RunSettings(
         folder=folder,
         learner=config.learner,
@@ -169,7 +166,8 @@ def run_settings(config: TrainConfig) -> RunSettings:
         seed=config.run.seed,
         max_lag=config.replay.max_lag,
         bucket_bytes=config.weights.bucket_mb << 20,
-        largest_episode=actor.max_total_tokens if is_split else actor.max_tokens,
+        # All sequences of an episode must fit into one pass.
+        largest_episode=actor.largest_episode,
         canary=CanarySettings(config.run.seed, actor.max_tokens, config.model.dtype) if config.weights.canary else None,
         keep=keep_settings(observe, config.run.seed),
         profile=ProfileSettings(observe.profile_steps, observe.memory_steps, folder / "profile"),

@@ -75,7 +75,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         # Normally the actor's own limit acts first. This limit is for an actor whose own limit does not work.
         longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
         vocabulary=vocabulary(config.model.path, config.model.revision),
-        max_tokens=config.actor.max_total_tokens if config.actor.played_by else config.actor.max_tokens,
+        max_tokens=config.actor.largest_episode,
         seed=config.run.seed,
         shard=shard,
         shards=replay.shards,

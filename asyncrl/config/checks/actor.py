@@ -14,8 +14,7 @@ SHORTEST_KEY = 16
 
 
 def actor_conflicts(actor: ActorConfig, engine_kind: str, insecure: bool) -> Iterator[str]:
-    several = actor.played_by is not None or actor.history == "template"
-    if several and actor.max_total_tokens < actor.max_tokens:
+    if actor.is_split and actor.max_total_tokens < actor.max_tokens:
         yield (
             "actor.max_total_tokens actor.max_tokens: an episode must have room for its sequences; raise the first key"
         )

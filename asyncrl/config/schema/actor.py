@@ -218,6 +218,17 @@ class ActorConfig:
         return [name for name, is_set in given.items() if is_set]
 
     @property
+    def is_split(self) -> bool:
+        """True if an episode may consist of several sequences: an outside agent plays it, or each turn renders the
+        history with the chat template."""
+        return self.played_by is not None or self.history == "template"
+
+    @property
+    def largest_episode(self) -> int:
+        """The maximum number of tokens of an episode, in all its sequences together."""
+        return self.max_total_tokens if self.is_split else self.max_tokens
+
+    @property
     def asks_in_parallel(self) -> bool:
         """True if episodes are played by an agent that may request several turns of an episode at once. The agent for
         OpenEnv requests one turn after the other."""
