@@ -228,7 +228,8 @@ class TicketQueue:
         settings, name, newest = self._settings, trajectory.id, trajectory.newest_version
         if len(trajectory) > settings.max_tokens:
             raise RefusedError(
-                f"{name} has {len(trajectory)} tokens; actor.max_tokens allows {settings.max_tokens:.0f}"
+                f"{name} has {len(trajectory)} tokens; actor.max_tokens (actor.max_total_tokens, if an episode may "
+                f"have several sequences) allows {settings.max_tokens:.0f}"
             )
         if settings.vocabulary is not None and (largest := int(trajectory.tokens.max())) >= settings.vocabulary:
             raise RefusedError(

@@ -46,7 +46,8 @@ ADVICE = {
     "learner.group_size, or a reward with more levels",
     "reward_low": "use easier tasks, or a lower replay.filter.min_reward",
     "reward_high": "use harder tasks, or a higher replay.filter.max_reward",
-    "too_long": "raise replay.filter.max_tokens, or lower actor.max_tokens",
+    "too_long": "raise replay.filter.max_tokens, or lower actor.max_tokens (actor.max_total_tokens, if an "
+    "episode may have several sequences)",
 }
 
 

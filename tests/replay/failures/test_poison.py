@@ -121,7 +121,7 @@ def test_a_message_with_anything_in_a_field_is_refused_or_can_be_trained(
     ("changes", "reason"),
     [
         ({"tokens": np.array([1, 2, 3, 4, 5, 6, 7, VOCABULARY], np.int32)}, "token id 100, .* has 100 rows"),
-        ({"length": MAX_TOKENS + 2}, "66 tokens; actor.max_tokens allows 64"),
+        ({"length": MAX_TOKENS + 2}, r"66 tokens; actor.max_tokens \(actor.max_total_tokens, if .*\) allows 64"),
         ({"version": 2}, "sampled by version 2, but the newest is 0"),
     ],
 )
