@@ -20,6 +20,7 @@ from asyncrl.learner.model.critic import Critic
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.lora import add_adapters
 from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.model.sharding import convert
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.files import save_tensors, when_there_is_room
 from asyncrl.modelling.opening import beside
@@ -59,6 +60,8 @@ def export_checkpoint_critic(config: CriticConfig, model: ModelConfig, checkpoin
     whole = read_model(named)
     if config.lora.is_used:
         add_adapters(whole, config.lora, "critic.lora")
+        # The run merged its adapters into weights of this dtype.
+        convert(whole, DTYPES[model.dtype])
     if config.shared:
         policy = Policy(whole, 1.0, value_head=torch.nn.Linear(whole.config.get_text_config().hidden_size, 1))
         read_model_of("policy", checkpoint, policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from asyncrl.config.schema import CriticConfig, LearnerConfig, LoraConfig, Model
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic, export_critic
 from asyncrl.learner.checkpoint.export import export_checkpoint, export_checkpoint_adapter
 from asyncrl.learner.checkpoint.gathering import gather_all
 from asyncrl.learner.checkpoint.progress import Progress
@@ -51,12 +53,17 @@ SMALL = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
 
 def with_values(policy: Policy, seed: int = 0) -> Policy:
     """The policy with adapters that change it."""
+    set_adapters(policy.model, seed)
+    return policy
+
+
+def set_adapters(model: Any, seed: int = 0) -> None:
+    """Give the adapters of a model values that change it."""
     generator = torch.Generator().manual_seed(seed)
-    for parameter in adapter_parameters(policy.model).values():
+    for parameter in adapter_parameters(model).values():
         with torch.no_grad():
             local: Any = parameter.to_local()
             local.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return policy
 
 
 def peft_model(model: Path, lora: LoraConfig, adapters: dict[str, Tensor]) -> Any:
@@ -295,6 +302,20 @@ def test_a_checkpoint_is_merged_into_weights_of_the_dtype_as_the_run_merged_it(
     export_checkpoint(config, checkpoints.complete()[0], tmp_path / "merged")
     published = gather_all(policy.model, policy.weight_format, torch.bfloat16, ranks)
     assert_weights_equal(load_file(tmp_path / "merged/model.safetensors"), published)
+
+
+def test_a_critic_of_a_checkpoint_is_merged_into_weights_of_the_dtype_as_the_run_merged_it(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config, settings = ModelConfig(str(model), dtype="bfloat16"), CriticConfig(lora=SMALL)
+    critic = load_critic(settings, config, ranks, 64)
+    set_adapters(critic.decoder)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, ranks)
+    save_whole(checkpoints, Progress(step=1), {"critic": Trainable(critic, 0.1, LearnerConfig())})
+    export_critic(critic, settings, config, tmp_path / "run", ranks, threading.Event())
+    export_checkpoint_critic(settings, config, checkpoints.complete()[0], tmp_path / "merged")
+    ended, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "merged"))
+    assert_weights_equal(merged, ended)
 
 
 def test_a_critic_and_an_implicit_model_train_their_adapters_alone(model: Path, ranks: Ranks):
