@@ -229,11 +229,11 @@ def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
 def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
     for max_lag, treatment in _cases(given.max_lag or [run.sizes.max_lag], given.old_groups):
         sizes = _treated(run.sizes, treatment, max_lag)
-        gpus = given.gpus or sizes.gpus
+        gpus, host_gpus = given.gpus or sizes.gpus, given.host_gpus or 1
         if given.learner_gpus:
-            yield from (with_learner(sizes, gpus, learner) for learner in given.learner_gpus)
+            yield from (with_learner(sizes, gpus, learner, host_gpus) for learner in given.learner_gpus)
         elif given.gpus:
-            yield from splits(replace(run, sizes=sizes), gpus, given.host_gpus or 1)
+            yield from splits(replace(run, sizes=sizes), gpus, host_gpus)
         else:
             yield sizes
 
@@ -336,13 +336,12 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
         by = " and ".join(fastest.biased)
         yield f"In the fastest forecast the age bound chooses the trained episodes by {by}: they are a biased sample."
     room = sizes.engines * sizes.concurrency
-    bound = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
     if fastest.learner_idle < 1 - MANY:
         yield "The learner limits the fastest forecast: give it more GPUs, or make its step faster."
-    elif bound < room / 2 and fastest.engine_idle > 1 - MANY:
+    elif sizes.admitted < room / 2 and fastest.engine_idle > 1 - MANY:
         yield (
-            f"The age bound limits the fastest forecast: it lets {bound:,.0f} episodes run, and the engines have room "
-            f"for {room:,}. A larger learner.batch_size or replay.max_lag fills them."
+            f"The age bound limits the fastest forecast: it lets {sizes.admitted:,.0f} episodes run, and the engines "
+            f"have room for {room:,}. A larger learner.batch_size or replay.max_lag fills them."
         )
     elif fastest.scorer_idle < 1 - MANY:
         yield "The scorers limit the fastest forecast: start more of them."
@@ -370,7 +369,7 @@ def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())
         yield f"Engines of {fastest.engine_gpus} GPUs leave some of {gpus:,} GPUs unused: {each}."
-    if host_gpus and not (gpus % host_gpus or fastest.learner_gpus % host_gpus):
+    if host_gpus:
         train = fastest.learner_gpus // host_gpus
         nodes = {"train": train, "rollout": gpus // host_gpus - train}
         pools = ", ".join(f"{name}: {{nodes: {count}, gpus: {host_gpus}}}" for name, count in nodes.items())

@@ -19,6 +19,7 @@ from asyncrl.config.refusals import refusal_of
 from asyncrl.config.schema import OldGroupsConfig, ReplayConfig, SamplerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.replay.from_config import masks_old, wait_s
+from asyncrl.replay.starts.admission import Admission
 
 TREATMENT_NAMES = ("evict", "wait", "mask", "both")
 """The treatments of groups that become too old: they are thrown away, waited for, trained without their old tokens, or
@@ -124,6 +125,16 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             sampler=SamplerConfig(self.sampler, max_times_sampled=self.max_times_sampled),
             old_groups=OldGroupsConfig(self.wait_s, self.masks_old),
         )
+
+    @property
+    def admission(self) -> Admission:
+        """The admission of a replay of these sizes."""
+        return Admission(self.max_lag, self.batch_size * self.publish_every, self.max_times_sampled, self.oversample)
+
+    @property
+    def admitted(self) -> float:
+        """The number of episodes that the age bound lets run at once."""
+        return self.admission.capacity(0) / self.max_times_sampled
 
     @property
     def treatment(self) -> str:

@@ -22,7 +22,6 @@ from asyncrl.replay.from_config import masks_old, sampler, spare_batches, wait_s
 from asyncrl.replay.messages import Call
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.starts.feed import Feed
 from asyncrl.replay.store.records import THROWN_AWAY, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.store.store import Store
@@ -151,11 +150,8 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
 def simulated_settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
     """Return the settings of a replay for a run of these sizes, with `tasks` tasks, whose ids are their numbers."""
     rows = [Task(str(row), [{"role": "user", "content": ""}], "", SOURCE) for row in range(tasks)]
-    admission = Admission(
-        sizes.max_lag, sizes.batch_size * sizes.publish_every, sizes.max_times_sampled, sizes.oversample
-    )
     return ReplaySettings(
-        admission=admission,
+        admission=sizes.admission,
         feed=Feed(rows, seed, shuffle=True),
         held_out=(),
         group_size=sizes.group_size,

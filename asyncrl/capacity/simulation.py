@@ -175,9 +175,8 @@ class _Simulation:
     def forecast(self, first: int, steps: int) -> Forecast:
         sizes, room = self._sizes, self._sizes.engines * self._sizes.concurrency
         self._planned_steps = first + steps
-        # The age bound lets at most this many episodes run. The actors need no more slots than twice this number.
-        admitted = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
-        episodes = max(1, round(min(room, 2 * admitted) / self._shards))
+        # The actors need no more slots than twice the number of episodes that the age bound lets run.
+        episodes = max(1, round(min(room, 2 * sizes.admitted) / self._shards))
         for begin in range(0, episodes, EPISODES_OF_AN_ACTOR):
             concurrency = min(EPISODES_OF_AN_ACTOR, episodes - begin)
             self._environment.process(self._act(f"actor-{begin}", concurrency))

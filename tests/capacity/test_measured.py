@@ -17,7 +17,7 @@ from asyncrl.capacity.command import ForecastProgress, _cells, notes
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
 from asyncrl.capacity.measured import decoding_times, describe
 from asyncrl.capacity.simulation import simulate
-from asyncrl.capacity.splits import splits
+from asyncrl.capacity.splits import balanced_rate, splits
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.replay.store.records import TrajectoryRecord
@@ -209,7 +209,16 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (["RUN", "--max_lag", "2"], "--max_lag: there is no such option; did you mean --max-lag?"),
         (["--steps", "3", "RUN", "--from", "RUN"], "name one run"),
         (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are not a whole number of hosts"),
-        (["--from", "RUN", "--gpus", "1"], "the learner needs at least 1 GPU, and an engine 1"),
+        (["--from", "RUN", "--gpus", "1"], "the learner needs at least 1 of them, and the engines 1"),
+        (
+            ["RUN", "--gpus", "8", "--host-gpus", "8"],
+            "--gpus 8: the learner needs at least 8 of them, and the engines 8",
+        ),
+        (["RUN", "--gpus", "12", "--host-gpus", "8", "--learner-gpus", "8"], "12 GPUs are not a whole number of hosts"),
+        (
+            ["RUN", "--gpus", "16", "--host-gpus", "8", "--learner-gpus", "3"],
+            "--learner-gpus 3: it must be a multiple of --host-gpus 8",
+        ),
         (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "is too small for an engine"),
         (["--from", "RUN", "--price", "nan"], "nan is not a price"),
         (["--from", "RUN", "--max-lag", "1000000"], "too many episodes to simulate"),
@@ -265,6 +274,25 @@ def test_busy_engines_whose_tokens_are_thrown_away_are_not_said_to_need_more_gpu
         found = replace(busy, discarded=discarded)
         assert advice in " ".join(notes(run, [found], found))
     assert "-0%" not in [*_cells(replace(busy, learner_idle=-0.001), None)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "admitted"),
+    [
+        ({}, 4 * 32),
+        ({"oversample": 1.5}, 4 * 32 + 16),
+        ({"max_times_sampled": 2}, (3 + 2) * 32 / 2),
+        ({"max_times_sampled": 2, "oversample": 1.5}, (3 + 2) * 32 / 2 + 16),
+    ],
+)
+def test_the_age_bound_lets_as_many_episodes_run_as_the_replay_admits(changes: dict[str, Any], admitted: float) -> None:
+    rates = Rates(tasks=[[TypicalEpisode(sampled=100, tokens=200)]], pass_s=0.01, request_s=0.0, token_s=1e-6)
+    sizes = Sizes(engines=2, batch_size=32, group_size=8, concurrency=1000, max_lag=3, **changes)
+    assert balanced_rate(rates, sizes) == pytest.approx(admitted), "an episode takes 1 s"
+    run = RunDescription(rates, sizes)
+    waiting = replace(simulate(run, 3), learner_idle=0.5, engine_idle=0.5, scorer_idle=0.9)
+    assert f"it lets {admitted:.0f} episodes run" in " ".join(notes(run, [waiting], waiting))
 
 
 @pytest.mark.slow
