@@ -49,7 +49,8 @@ class GeneratedPart:
 
 
 def generating() -> Mode:
-    """The dispatch mode of `generate_sequences`. Rows get their index within the group before they are divided."""
+    """The dispatch mode of `generate_sequences`. Rows get their index within the group and the id of their task before
+    they are divided."""
     mode = shared_out(evenly, joined_parts)
     divide = mode["dispatch_fn"]
 
@@ -60,16 +61,25 @@ def generating() -> Mode:
 
 
 def numbered(prompts: DataProto) -> DataProto:
-    """The prompts with the field MEMBER. Raises DataProtoError: they have no uid."""
+    """The prompts with the fields MEMBER and task_id. Both may depend on the row's position in the whole batch.
+
+    Raises DataProtoError: the prompts have no uid, or lack fields of `task_of`.
+    """
     require("uid" in prompts.non_tensor_batch, "the prompts have no uid: give all rows of a group the same uid")
-    if MEMBER in prompts.non_tensor_batch:
-        return prompts
-    seen: Counter[str] = Counter()
+    fields = {**prompts.non_tensor_batch, "task_id": objects([task.id for task in tasks_of(prompts)])}
+    if MEMBER not in fields:
+        fields[MEMBER] = objects(_members(fields["uid"].tolist()))
+    return DataProto(prompts.batch, fields, prompts.meta_info)
+
+
+def _members(uids: Sequence[Any]) -> list[int]:
+    """The index of each row within its group."""
+    seen: Counter[Any] = Counter()
     members = []
-    for uid in prompts.non_tensor_batch["uid"].tolist():
+    for uid in uids:
         members.append(seen[uid])
         seen[uid] += 1
-    return DataProto(prompts.batch, {**prompts.non_tensor_batch, MEMBER: objects(members)}, prompts.meta_info)
+    return members
 
 
 def tickets_of(prompts: DataProto, sampling: PromptSampling, version: int) -> list[Ticket]:
