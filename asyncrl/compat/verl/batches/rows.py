@@ -87,9 +87,9 @@ class BatchRows:
     def _rows(self, rows: Array) -> Self:
         batch = None
         if self.batch is not None:
-            index = torch.from_numpy(rows)
+            index = torch.from_numpy(np.ascontiguousarray(rows))
             batch = TensorBatch(
-                {name: chosen(tensor, index.to(tensor.device)) for name, tensor in self.batch.items()},
+                {name: chosen(tensor, index) for name, tensor in self.batch.items()},
                 int(rows.sum()) if rows.dtype == np.bool_ else len(rows),
                 self.batch.device,
             )

@@ -87,6 +87,8 @@ class TensorBatch:
             if not -len(self) <= key < len(self):
                 raise IndexError(f"row {key} of a batch of {len(self)}")
             return self._map(lambda tensor: tensor[int(key)], ())
+        # torch refuses an index on a GPU for a tensor on the CPU, but takes an index on the CPU for every tensor.
+        key = key.cpu() if isinstance(key, Tensor) else key
         rows = torch.empty(self.batch_size)[key].shape[:1]
         return self._map(lambda tensor: chosen(tensor, key), rows)
 

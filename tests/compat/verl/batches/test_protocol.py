@@ -65,6 +65,7 @@ def test_a_loop_over_a_batch_gives_its_rows() -> None:
         (torch.tensor([2, 1], dtype=torch.int32), [4, 2]),
         ([True, False, False, True], [0, 6]),
         (np.array([False, True, False, False]), [2]),
+        (np.array([False, False, False, True])[::-1], [0]),
         (torch.tensor([False, False, False, False]), []),
     ],
 )
@@ -72,6 +73,21 @@ def test_rows_are_chosen_by_slices_lists_and_masks(index: Any, expected: list[in
     chosen = make_batch()[index]
     assert ids(chosen) == expected
     assert [int(each) * 2 for each in chosen.non_tensor_batch["uid"]] == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("held", ["cpu", "cuda"])
+@pytest.mark.parametrize("index", [[3, 1], [False, True, False, True]])
+def test_an_index_on_another_device_chooses_rows_of_plain_and_of_nested_tensors(held: str, index: list[Any]) -> None:
+    ragged = torch.nested.nested_tensor([torch.full((row + 1,), row) for row in range(4)], layout=torch.jagged)
+    data = DataProto.from_dict({"ids": torch.arange(8).reshape(4, 2), "ragged": ragged}).to(held)
+    for device in ("cpu", "cuda"):
+        key = torch.tensor(index, device=device)
+        expected = torch.arange(4)[key.cpu()].tolist()
+        for chosen in (data[key].batch, data.batch[key]):
+            assert chosen["ids"][:, 0].tolist() == [row * 2 for row in expected]
+            assert [row[0].item() for row in chosen["ragged"].unbind()] == expected
+            assert chosen["ragged"].device.type == chosen["ids"].device.type == held
 
 
 def test_repeats_are_interleaved_or_not() -> None:
