@@ -46,13 +46,6 @@ LONGEST = 1 << 16
 attack."""
 UNKNOWN = re.compile(rf"[${UNEXPANDED}][\w({{@*#?!-]")
 """The beginning of a part of a word that was not expanded."""
-BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 class ScriptWord(NamedTuple):
@@ -180,6 +173,26 @@ def _sum(match: re.Match[str], variables: Mapping[str, str]) -> str:
         return str(_value(ast.parse(match[1].replace(SPACE, " ").strip(), mode="eval").body, variables))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return match[0]
+
+
+def _quotient(left: int, right: int) -> int:
+    """The quotient as in bash, which rounds towards zero."""
+    size = abs(left) // abs(right)
+    return size if (left < 0) == (right < 0) else -size
+
+
+def _remainder(left: int, right: int) -> int:
+    """The remainder as in bash, with the sign of `left`."""
+    return left - right * _quotient(left, right)
+
+
+BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _quotient,
+    ast.Mod: _remainder,
+}
 
 
 def _value(node: ast.expr, variables: Mapping[str, str]) -> int:

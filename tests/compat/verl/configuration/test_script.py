@@ -79,3 +79,19 @@ def test_a_text_that_cannot_be_taken_apart_is_read_once() -> None:
 )
 def test_no_word_is_dropped_or_cut(text: str, words: list[str]) -> None:
     assert [word for word, _ in script_words(text, {})] == words
+
+
+@pytest.mark.parametrize(
+    ("calculation", "value"),
+    [
+        ("7/2", 3),
+        ("-7/2", -3),
+        ("7/-2", -3),
+        ("-7/-2", 3),
+        ("-7%2", -1),
+        ("7%-2", 1),
+        ("-9007199254740993/1", -(2**53) - 1),
+    ],
+)
+def test_a_division_rounds_towards_zero_as_in_bash(calculation: str, value: int) -> None:
+    assert script_words(f"run a.b=$(({calculation}))", {}) == [ScriptWord(f"a.b={value}", True)]
