@@ -126,7 +126,7 @@ class Script:
                 for part in parts:
                     text = self._text(text + str(self._plain(part)))
                 return text
-            case ast.FormattedValue(value=inner, format_spec=None):
+            case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
                 return self.value(inner)
             case ast.Subscript(value=owner, slice=index):
                 return self._item(self.value(owner), self.value(index))
@@ -258,8 +258,10 @@ class Script:
         texts = isinstance(left, str) and isinstance(right, str) and op is ast.Add
         lists = isinstance(left, list) and isinstance(right, list) and op is ast.Add
         numbers = all(isinstance(each, int | float) for each in (left, right))
-        if not (texts or lists or numbers) or (numbers and right == 0 and op not in (ast.Add, ast.Sub, ast.Mult)):
+        if not (texts or lists or numbers):
             raise UnknownValueError("a sum of other values than numbers or texts")
+        if numbers and right == 0 and op not in (ast.Add, ast.Sub, ast.Mult):
+            raise UnknownValueError("a division by zero")
         made = _SUMS[op](left, right)
         return self._text(made) if texts else self._limited(made)
 

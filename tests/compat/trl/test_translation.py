@@ -225,6 +225,9 @@ def test_a_value_of_a_script_is_its_last_one(tmp_path: Path, before: str, call: 
         ("n = 3", "max_steps=n", "if n:\n    config.max_steps = 4"),
         ("n = 3", "max_steps=n / 2 * 0x" + "f" * 1000, ""),
         ("n = 'x' * 2", "max_steps=n", ""),
+        ("n = 'x'", "max_steps=f'{n!r}'", ""),
+        ("n = 'x'", "max_steps=f'{n=}'", ""),
+        ("n = 0", "max_steps=3 / n", ""),
     ],
 )
 def test_a_value_that_only_the_running_script_knows_is_not_guessed(
@@ -235,6 +238,13 @@ def test_a_value_that_only_the_running_script_knows_is_not_guessed(
     given, [remark] = read_trl(file, [])
     assert given == {}
     assert remark.startswith("max_steps: only the running script knows this value (")
+
+
+def test_a_division_by_zero_is_named_as_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text("config = GRPOConfig(max_steps=3 // 0)\n")
+    _, [remark] = read_trl(file, [])
+    assert "(a division by zero)" in remark
 
 
 @pytest.mark.parametrize("change", ["k['beta'] = 1", "k.update(beta=1)", "del k['max_steps']"])
