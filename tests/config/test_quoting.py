@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from asyncrl.config.compose import read
 from asyncrl.config.quoting import as_word
@@ -33,6 +34,25 @@ def test_a_function_or_class_becomes_its_name_in_lists_and_mappings_too() -> Non
     assert config.scoring.rule == [{"name": f"{__name__}.score", "weight": 0.5}, "gsm8k"]
     assert config.scoring.rules == {"sums": f"{__name__}.score"}
     assert config.actor.tools == [f"{__name__}.Lookup"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a:b", "a, b", " a", "[a]", "{a}", "a=(b)", "C:\\", "a\\:b", "org/data-set.v2", "${a}", 3, "on"]
+)
+def test_the_names_of_mappings_are_read_back_as_they_are(name: str | int) -> None:
+    word = as_word("actor.template_kwargs", {name: {name: 2.0}})
+    assert OverridesParser.create().parse_override(word).value() == {name: {name: 2.0}}
+
+
+def test_the_name_of_a_data_source_with_a_colon_reaches_the_configuration() -> None:
+    words = [as_word("scoring.rules", {"org:gsm": "gsm8k"}), "model.path=m", "data.train=README.md"]
+    assert read(words).scoring.rules == {"org:gsm": "gsm8k"}
+
+
+@pytest.mark.parametrize("name", ["a#b", "\xe9", "123", "true", "null", "", "it's", "a\nb"])
+def test_a_name_that_a_word_cannot_have_is_refused_with_what_to_do(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^actor\.template_kwargs: .* cannot be written .* give it in a file"):
+        as_word("actor.template_kwargs", {"outer": {name: 2.0}})
 
 
 def test_code_that_other_processes_cannot_import_is_refused_with_where_to_put_it(
