@@ -37,7 +37,7 @@ def write_rows(
     try:
         with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as out:
             for table, part in _tables(parts, reader):
-                where = {"path": part.path, "lines": str(int(part.lines))}
+                where = {"path": part.path, "lines": str(int(part.lines)), "first": str(part.first)}
                 out.write_batch(table.combine_chunks().to_batches()[0], custom_metadata=where)
                 advance(len(table))
                 count += len(table)
@@ -60,7 +60,9 @@ def read_made(path: Path) -> Rows:
         files: list[TableFile] = []
         for first, (batch, where) in zip(_starts(batch.num_rows for batch, _ in found), found, strict=False):
             name, lines = Path(where[b"path"].decode()), where[b"lines"] == b"1"
-            last = files.pop() if files and files[-1].path == name else TableFile(name, first, 0, lines)
+            # A source that is listed twice begins again with its row 0. Files of older versions lack `first`.
+            continues = files and files[-1].path == name and where.get(b"first") != b"0"
+            last = files.pop() if continues else TableFile(name, first, 0, lines)
             files.append(TableFile(name, last.first, last.rows + batch.num_rows, lines))
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read: {error}; start a run with another run.name") from error

@@ -60,6 +60,14 @@ def test_made_rows_are_the_tasks_of_their_files_in_the_same_places(tmp_path: Pat
     assert stored.left(kept).left(np.arange(5) == 4)[0] == files[9]
 
 
+def test_a_file_that_is_listed_twice_keeps_its_row_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for module in (sources, tables):
+        monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
+    names = [str(lines(tmp_path / "a.jsonl", *(row(number) for number in range(3))))] * 2
+    stored = made(tmp_path / "made.arrow", names)
+    assert [stored.place(index) for index in range(6)] == [f"{names[0]}: line {number}" for number in (1, 2, 3)] * 2
+
+
 @pytest.mark.parametrize("kind", ["a.parquet", "a.jsonl", "datasets"])
 def test_columns_that_the_configuration_names_become_the_fields_of_tasks(tmp_path: Path, kind: str):
     rows = [question(number) for number in range(3)]
