@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asyncrl.data.command import convert
+from asyncrl.data.converters import openenv
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 
@@ -66,6 +67,12 @@ def test_a_server_without_a_list_of_tasks_has_one_for_each_seed(tmp_path: Path):
     assert tasks[0].messages == [{"role": "user", "content": "Find the way out."}]
     [other] = TaskFile(tmp_path / "b.parquet")
     assert other.messages[0]["content"] == "Walk."
+
+
+@pytest.mark.parametrize("counted", [(501, {}), (200, {"num_tasks": 4})])
+def test_a_limit_of_0_asks_for_no_task(counted: tuple[int, Any]):
+    with answering({**ABOUT, "POST /maze/num_tasks": counted}) as url:
+        assert list(openenv.tasks(url, "train", limit=0)) == []
 
 
 def test_a_server_with_a_list_gives_its_tasks_by_their_place(tmp_path: Path):
@@ -127,6 +134,19 @@ def test_lines_of_nemo_gym_are_tasks_that_keep_them(tmp_path: Path):
         {"role": "system", "content": "Use tools."},
         {"role": "user", "content": "See\n(input_image)"},
     ]
+
+
+def test_a_line_of_nemo_gym_ends_only_at_a_line_break_and_keeps_its_number_after_empty_lines(tmp_path: Path):
+    row = {"responses_create_params": {"input": "a\u2028b\x85c"}}
+    path = tmp_path / "weather.jsonl"
+    path.write_bytes(f"\n{json.dumps(row, ensure_ascii=False)}\r\n\n{{".encode())
+    with pytest.raises(DataError, match="line 4 has no responses_create_params"):
+        convert("nemo-gym", str(path), tmp_path / "tasks.parquet")
+    path.write_bytes(path.read_bytes()[:-1])
+    convert("nemo-gym", str(path), tmp_path / "tasks.parquet")
+    [task] = TaskFile(tmp_path / "tasks.parquet")
+    assert task.id == "nemo-gym/weather/train/0"
+    assert task.messages == [{"role": "user", "content": "a\u2028b\x85c"}]
 
 
 @pytest.mark.parametrize("line", ["{", "3", '{"question": 3}', '{"responses_create_params": {"input": [3]}}'])

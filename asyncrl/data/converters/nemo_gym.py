@@ -22,10 +22,12 @@ FIELD = "nemo_gym"
 def tasks(source: Path, split: str) -> Iterator[Task | None]:
     """The tasks of a file with JSON lines; None for a line without a prompt. Raises DataError."""
     try:
-        lines = source.read_text().splitlines()
+        # splitlines would also divide lines at U+2028 and U+0085, which texts of JSON may contain.
+        lines = source.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{source} cannot be read: {error}") from error
-    for number, line in enumerate(filter(str.strip, lines)):
+    given = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    for index, (number, line) in enumerate(given):
         try:
             row = json.loads(line)
             params = row["responses_create_params"]
@@ -33,13 +35,13 @@ def tasks(source: Path, split: str) -> Iterator[Task | None]:
             name = str((row.get("agent_ref") or {}).get("name") or source.stem)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{source}: line {number + 1} has no responses_create_params with messages ({error!r:.200}); give a "
+                f"{source}: line {number} has no responses_create_params with messages ({error!r:.200}); give a "
                 "file of NeMo Gym"
             ) from error
         data_source = f"nemo-gym/{name}"
-        extra_info = {"index": number, "split": split, FIELD: line}
+        extra_info = {"index": index, "split": split, FIELD: line}
         yield (
-            Task(task_id(data_source, split, number), messages, "", data_source, extra_info=extra_info)
+            Task(task_id(data_source, split, index), messages, "", data_source, extra_info=extra_info)
             if messages
             else None
         )

@@ -48,7 +48,8 @@ def tasks(url: str, split: str, limit: int | None = None, first: int = 0, prompt
             pass
         case _:
             raise DataError(f"{url} answered num_tasks with {counted!r:.100}, not a number of tasks")
-    end = first + (limit or LIMIT) if count is None else min(count, first + (limit or count))
+    wanted = limit if limit is not None else LIMIT if count is None else count
+    end = first + wanted if count is None else min(count, first + wanted)
     text = prompt if prompt is not None else str(about.get("description") or name)
     for index in range(first, end):
         reset: Mapping[str, Any] = {"seed": index} if count is None else {"split": split, "index": index}
