@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from asyncrl.config.schema import AlgorithmConfig, ScoringConfig
+from asyncrl.config.schema import AlgorithmConfig, PartConfig, ScoringConfig
+from asyncrl.config.schema.scoring import short_name
 
 READ_STEPS = ("grpo_turns", "prime", "process_grpo", "pure")
 """The advantages that always read step scores."""
@@ -17,7 +18,7 @@ def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig, compared: 
     `environment` comes from tools, environments and simulated users, and not every run has it. The filter of groups
     reads the score `compared`."""
     read = {*_texts(asdict(algorithm)), compared}
-    if any("." in text for text in read):
+    if any("." in name for name in _part_names(algorithm)):
         # A part of the algorithm that the user has written may read any score.
         return {}
     found = {}
@@ -28,12 +29,18 @@ def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig, compared: 
             "algorithm, or return no rewards"
         )
     for source, entry in _weightless_rules(scoring):
-        name = f"rule/{entry.get('as') or str(entry.get('name')).rpartition('.')[2]}"
+        name = f"rule/{entry.get('as') or short_name(str(entry.get('name')))}"
         found[name] = (
             f"give this rule a weight (scoring.rules.{source}), name `{name}` in a part of the algorithm, or leave the "
             "rule out"
         )
     return {name: advice for name, advice in found.items() if name not in read}
+
+
+def _part_names(algorithm: AlgorithmConfig) -> Iterator[str]:
+    for value in vars(algorithm).values():
+        listed = value if isinstance(value, list) else [value]
+        yield from (each.name for each in listed if isinstance(each, PartConfig))
 
 
 def _reads_turns(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.algorithms.advantages.base import Advantage
 from asyncrl.algorithms.registry import parts
-from asyncrl.config.schema import AlgorithmConfig, PartConfig, ScoringConfig, ShapingConfig
+from asyncrl.config.schema import AlgorithmConfig, PartConfig, ScoringConfig, SftConfig, ShapingConfig
 from asyncrl.config.unread import READ_STEPS, unread_scores
 
 RULES = {"math": ["gsm8k", {"name": "my.form", "as": "form", "weight": 0}, {"name": "length", "weight": 0.5}]}
@@ -27,6 +27,9 @@ RULES = {"math": ["gsm8k", {"name": "my.form", "as": "form", "weight": 0}, {"nam
         ({"rules": RULES}, {"advantage": PartConfig("gdpo", {"weights": {"rule/form": 1.0}})}, {"environment"}),
         ({"rules": RULES}, {"advantage": PartConfig("gdpo", {"weights": {"environment": 1.0}})}, {"rule/form"}),
         ({"rules": RULES}, {"advantage": PartConfig("my.Advantage")}, set()),
+        ({"rules": RULES}, {"reward": [PartConfig("my.Reward")]}, set()),
+        ({"rules": RULES}, {"sft": SftConfig(path=["demos.jsonl"])}, {"environment", "rule/form"}),
+        ({"rules": {"math": ["gsm8k", {"name": "my.py:form", "weight": 0}]}}, {}, {"environment", "rule/form"}),
     ],
 )
 def test_a_score_without_a_weight_is_unread_unless_a_part_names_it(
