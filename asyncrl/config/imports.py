@@ -189,4 +189,5 @@ def _near(path: str, error: BaseException) -> str:
     # would be no help.
     folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else filter(is_own, sys.path)
     near = nearest(missing, [each.name for each in pkgutil.iter_modules(folders)])
-    return f"; did you mean {path.replace(missing, near, 1)}?" if near else ""
+    rest = path.removeprefix(error.name)
+    return f"; did you mean {error.name.removesuffix(missing)}{near}{rest}?" if near else ""

@@ -31,6 +31,7 @@ def test_a_package_that_a_users_file_needs_is_named_and_not_the_users_folder(
         ("own_rewards.lenght_bonus", "own_rewards.length_bonus"),
         ("own_rewrads.length_bonus", "own_rewards.length_bonus"),
         ("own_package.rewrds.score", "own_package.rewards.score"),
+        ("own_package.package.score", "own_package.packages.score"),
     ],
 )
 def test_a_function_or_a_module_that_nearly_exists_is_named(
@@ -40,6 +41,7 @@ def test_a_function_or_a_module_that_nearly_exists_is_named(
     (tmp_path / "own_package").mkdir()
     (tmp_path / "own_package" / "__init__.py").touch()
     (tmp_path / "own_package" / "rewards.py").touch()
+    (tmp_path / "own_package" / "packages.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=rf"cannot be imported \(.*\); did you mean {near}\?"):
         imported(path, f"rule={path}")
