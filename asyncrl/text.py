@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sysconfig
 import traceback
@@ -21,7 +22,7 @@ _LINE = re.compile(r"\([^()]+, line \d+\)")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
 """A line of a stack, as faulthandler writes it."""
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_NOT_OWN = (str(Path(__file__).parent), *_LIBRARIES, "<frozen", "<string>")
+_NOT_OWN = (f"{Path(__file__).parent}{os.sep}", *_LIBRARIES, "<frozen", "<string>")
 """A file whose name begins with one of these is not the user's: it belongs to asyncrl, Python or an installed
 package."""
 

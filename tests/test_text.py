@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl import wire
+from asyncrl import text, wire
 from asyncrl.config import load
 from asyncrl.errors import WireError
-from asyncrl.text import cut, encodable, json_text, own_line, reason_of
+from asyncrl.text import cut, encodable, is_own, json_text, own_line, reason_of
 
 ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=30)
 PLAIN = st.recursive(
@@ -85,6 +85,12 @@ def test_an_error_of_asyncrls_own_code_has_no_line(tmp_path: Path):
         wire.decode([b"no message"])
     raised.value.with_traceback(raised.tb.tb_next)  # The first frame is this test's.
     assert own_line(raised.value) == ""
+
+
+def test_a_folder_whose_name_only_begins_with_that_of_the_package_is_the_users():
+    package = Path(text.__file__).parent
+    assert not is_own(str(package / "wire.py"))
+    assert is_own(f"{package}_rewards/score.py")
 
 
 def test_a_log_line_is_bounded_however_long_the_text_in_it(capsys: pytest.CaptureFixture[str]) -> None:
