@@ -15,7 +15,8 @@ FORM = '"TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments
 def read_answers(path: Path) -> list[Answer]:
     """The answers of a script, one per line. Raises DataError, which names the line."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # splitlines would also divide lines at U+2028 and U+0085, which texts of JSON may contain.
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--answers={path} cannot be read: {error}") from error
     return [_answer(f"{path}: line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
