@@ -23,11 +23,12 @@ def composition_of(config: AlgorithmConfig, updates: int = 1) -> Composition:
     """
     wrong: list[str] = []
 
-    def build(kind: str, choice: PartConfig) -> Any:
+    def build(kind: str, choice: PartConfig, key: str = "") -> Any:
         try:
             return registry.build(kind, choice.name, choice.params)
         except ConfigError as error:
-            wrong.append(str(error))
+            # A part knows its kind, but not the key that names it.
+            wrong.append(str(error).replace(f"algorithm.{kind}", f"algorithm.{key or kind}", 1))
 
     parts = Composition(
         rewards=tuple(build("reward", choice) for choice in config.reward),
@@ -39,7 +40,7 @@ def composition_of(config: AlgorithmConfig, updates: int = 1) -> Composition:
         kl=build("kl", config.kl),
         aggregation=build("aggregation", config.aggregation),
         value=build("value", config.value),
-        value_aggregation=build("aggregation", config.value_aggregation),
+        value_aggregation=build("aggregation", config.value_aggregation, "value_aggregation"),
         entropy_weight=config.entropy_weight,
         demonstration=DemonstrationLoss.of(config.demonstration),
         lr_scale=build("lr_scale", config.lr_scale),

@@ -36,7 +36,7 @@ def make_config(**changes: Any) -> AlgorithmConfig:
         return PartConfig(value) if isinstance(value, str) else PartConfig(value[0], dict(value[1]))
 
     for name, value in changes.items():
-        if name in ("advantage", "loss", "kl", "aggregation", "value", "lr_scale"):
+        if name in ("advantage", "loss", "kl", "aggregation", "value", "value_aggregation", "lr_scale"):
             changes[name] = choice(value)
         elif name in ("correction", "reward", "stream"):
             changes[name] = [choice(each) for each in value]

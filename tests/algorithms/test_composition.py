@@ -85,7 +85,14 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
         ({"stream": ["sft"]}, r"algorithm.stream=sft: use one of ce, ref_kl, rl"),
         ({"loss": ("ipo", {"delta": 1.0})}, r"ipo: delta=1.0: it must be a number in \(0, 1\)"),
         ({"loss": ("clip_cov", {"cov_low": 9.0})}, r"clip_cov: cov_low=9.0: it must be below cov_high=5.0"),
-        ({"aggregation": "seq-mean-token-sum-norm"}, r"needs norm: the constant"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, r"algorithm.aggregation \S* needs norm: the constant"),
+        ({"value_aggregation": "seq-mean-token-sum-norm"}, r"algorithm.value_aggregation \S* needs norm: the constant"),
+        (
+            {"value_aggregation": ("seq-mean-token-sum-norm", {"norm": 0})},
+            r"algorithm.value_aggregation \S*: norm=0: it must be",
+        ),
+        ({"value_aggregation": "mean"}, r"algorithm.value_aggregation=mean: .*use one of"),
+        ({"value_aggregation": "no.Mean"}, r"algorithm.value_aggregation=no.Mean cannot be imported"),
         ({"reward": [("overlong", {"max_length": 10, "buffer": 20})]}, r"buffer=20: it must be at most max_length=10"),
     ],
 )
