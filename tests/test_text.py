@@ -106,7 +106,7 @@ def test_a_log_line_shows_no_part_of_a_secret_that_lies_where_the_line_is_cut(
 
 
 def logged(text: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a role writes for a warning."""
+    """Return what a role writes for a warning."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     try:

@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 Messages = Sequence[Mapping[str, Any]]
 IMAGE_TYPES = ("image", "image_url")
 UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
-"""If a block has one of these types, or a field with one of these names, templates show it as special tokens."""
+"""Types and names of fields. Templates show a block with such a type or field as special tokens."""
 
 
 def is_image(block: Any) -> bool:

@@ -67,7 +67,12 @@ class VisibleGpus:
         if any(map(str.isdecimal, names)) and not by_address and len({*map(nvml.nvmlDeviceGetName, every)}) > 1:
             # CUDA numbers GPUs of different models by their speed, which NVML does not report.
             return []
-        return [every[int(name)] if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name) for name in names]
+        found = []
+        for name in names:
+            if name.isdecimal() and int(name) >= len(every):
+                break  # CUDA, too, sees no GPU from the first wrong number on.
+            found.append(every[int(name)] if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name))
+        return found
 
 
 def gpu_bytes(nvml: Any) -> int | None:

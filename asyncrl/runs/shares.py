@@ -19,7 +19,7 @@ CAUSES = ("labels", "episodes", "store", "old_groups")
 """The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
-"""If a role has written more rows during the steps, a sample of this many is read. A role writes a row every five
+"""The largest number of a role's rows that is read. Of more rows a sample is read. A role writes a row every five
 seconds."""
 
 

@@ -22,7 +22,7 @@ from asyncrl.machine.finishing import finish
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.plain import copied
-from asyncrl.text import own_line, reason_of
+from asyncrl.text import own_line, reason_of, short_repr
 from asyncrl.tools.base import Scored, StateLostError, Tool, ToolRefusal
 from asyncrl.tools.contained import contained
 from asyncrl.tools.results import Content, cut_content, read_content
@@ -324,9 +324,12 @@ def _divided(
 
 def _finite(value: Any, what: str) -> float:
     """Raises ToolError: `value` is not a finite float32."""
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not abs(number) <= LARGEST_FLOAT32:
-        raise ToolError(f"{what} is {number}")
+        raise ToolError(f"{what} is {short_repr(value)}; it must be a finite number")
     return number
 
 

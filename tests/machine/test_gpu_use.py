@@ -57,6 +57,7 @@ class Driver:
         ({}, GpuUse(10, 0.25)),
         ({"CUDA_VISIBLE_DEVICES": "1,3"}, GpuUse(6, 0.3)),
         ({"CUDA_VISIBLE_DEVICES": "GPU-2"}, GpuUse(3, 0.3)),
+        ({"CUDA_VISIBLE_DEVICES": "1,9,3"}, GpuUse(2, 0.2)),
         ({"CUDA_VISIBLE_DEVICES": ""}, None),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, None),
     ],

@@ -1,8 +1,10 @@
 """OpenAI's Responses: reads requests, and writes answers, whole or as streams.
 
 The items of responses and inputs become messages of the chat-completions API. The reasoning, the message and the calls
-of one turn are separate items in this protocol. Together they become one message. A request may repeat the whole
-conversation, or name the response that it continues. For this, responses are stored until the episode ends.
+of one turn are separate items in this protocol. Together they become one message.
+
+A request may repeat the whole conversation, or name the response that it continues. For this, responses are stored
+until the episode ends.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     <|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}
 
-A call ends with `<|call|>`. An answer is on the channel `final`, and ends with `<|return|>`. Both end the turn. The
-recipient (`to=...`) follows `assistant` or the channel. Reasoning is on the channel `analysis`.
+A call ends with `<|call|>`. An answer is on the channel `final`, and ends with `<|return|>`. Both end the turn.
+
+The recipient (`to=...`) follows `assistant` or the channel. Reasoning is on the channel `analysis`.
 
 Source: OpenAI's harmony response format.
 """

@@ -57,5 +57,7 @@ class Kimi(Format):
         return f"<think>{reasoning}</think>{content}" if reasoning else content
 
     def split(self, text: str) -> tuple[str, str]:
-        thought, _, content = text.rpartition("</think>")
+        thought, closing, content = text.rpartition("</think>")
+        if not closing and text.lstrip().startswith("<think>"):
+            thought, content = text, ""  # A limit cut the turn within its thought.
         return thought.lstrip().removeprefix("<think>"), content

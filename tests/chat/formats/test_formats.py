@@ -227,6 +227,7 @@ def test_the_policys_own_ids_are_kept_of_malformed_calls_too():
         ("harmony", "15", "", "15"),
         ("kimi", f"<think>well</think>Yes.<|tool_calls_section_begin|>{KIMI}", "well", "Yes."),
         ("kimi", "well</think>15", "well", "15"),
+        ("kimi", "<think>cut sh", "cut sh", ""),
         ("hermes", "<think>well</think>15", "", "<think>well</think>15"),
         ("deepseek_v3_1", "well</think>15", "", "well</think>15"),
     ],
@@ -290,8 +291,9 @@ def test_a_thought_that_never_ends_makes_no_call(name: str, tags: tuple[str, str
     for before in (f"{opening}\n", f"\n{opening}I could do ", f"{opening}a{closing}\n\n{opening}b{call}or "):
         for after in ("", " but no", call[: len(call) // 2]):
             text = before + call + after
-            assert parse_turn(text, SCHEMAS, format).calls == ()
-            assert "echo" in parse_turn(text, SCHEMAS, format).content
+            turn = parse_turn(text, SCHEMAS, format)
+            assert turn.calls == ()
+            assert "echo" in turn.reasoning + turn.content
         assert parse_turn(f"{before}{call} but no{closing}\n{call}", SCHEMAS, format).calls == (A,)
 
 
