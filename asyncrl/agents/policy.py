@@ -13,7 +13,8 @@ import aiohttp
 from asyncrl.agents.chat_api.result import AgentError
 
 FULL = ("context_length_exceeded", "turn_limit", "image_limit", "image_placeholder")
-"""Error codes with which the endpoint refuses a request because the conversation has no room for another turn."""
+"""Error codes with which the endpoint refuses a request because the conversation cannot have another turn: it has no
+room, or the policy wrote the placeholder of an image."""
 
 Message = Mapping[str, Any]
 

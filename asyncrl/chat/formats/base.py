@@ -152,11 +152,11 @@ def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
 
     The tool's schema decides (`schemas`):
 
-    - If it takes strings, the value is `text` itself. There is one exception: the schema lists its values, and the list
-      has the JSON value of `text`, but not `text`. Then the value is the JSON value.
-    - If it takes strings and null, `null` and `None` are null, and other spellings such as `NULL` are texts.
-    - If it takes no strings, `text` is read as JSON, or as Python's True, False or None. A text that is none of these
-      stays a text, and the later check of the arguments refuses it.
+    - If it names the type string, the value is `text` itself. There is one exception: the schema lists values and does
+      not admit `text`, but admits its JSON value. Then the value is the JSON value.
+    - If it names the types string and null, `null` and `None` are null, and other spellings such as `NULL` are texts.
+    - Otherwise `text` is read as JSON, or as Python's True, False or None. A text that is none of these stays a text.
+      The later check of the arguments refuses it if the schema names a type.
 
     Raises CallError: the value cannot be sent.
     """
