@@ -127,7 +127,7 @@ class TicketQueue:
             tx.set(EARLY_STARTS, group.begun - record.version)
         allowed = max(0, self._settings.oldest_allowed(tx.counter("version")))
         oldest = max(allowed, record.version)
-        # If `wait_s` is set, the wait for old groups relies on the versions of the tickets. So no older version may
+        # If `wait_s` is above 0, the wait for old groups relies on the versions of the tickets. So no older version may
         # start an episode.
         may_fall_back = group.training and allowed < oldest and not self._settings.wait_s
         return Ticket(

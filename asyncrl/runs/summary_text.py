@@ -70,8 +70,8 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def old_groups_text(old: Mapping[str, float]) -> str:
-    """The tokens and waits of groups that were too old, for people. `old` is `RunSummary.old_groups`. Empty if no group
-    was too old."""
+    """The tokens that were thrown away or masked as too old, and the waits for old groups, for people. `old` is
+    `RunSummary.old_groups`. Empty if there were none."""
     parts = [
         f"{old[f'tokens_{name}']:,.0f} sampled tokens {what} ({old[name]:.1%} of the accepted ones)"
         for name, what in (("evicted", "thrown away"), ("masked", "masked"))

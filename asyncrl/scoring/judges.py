@@ -248,7 +248,7 @@ class _JudgeProcess:
     """A process that runs `judge_program.serve`, and the pipe to it, which carries messages in the wire format.
 
     The process leads its own session, so that all processes that its code has started are killed with it. A guard kills
-    them if the scorer's process ends.
+    them if the process that started this one ends.
     """
 
     def __init__(self, program: str, inherited: Sequence[int]) -> None:

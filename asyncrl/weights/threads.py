@@ -45,7 +45,8 @@ class NewestOnly:
 
     def begin(self, call: Callable[[], None]) -> Future[None]:
         """Let `call` wait for its turn, and drop the call that waited before. The future has the error of the call that
-        is made at this turn: `call` itself, or a newer call that has replaced it."""
+        is made at this turn: `call` itself, or a newer call that has replaced it. It has no error if `call` was already
+        made at the turn of the call that it replaced."""
         with self._lock:
             self._waiting = call
         return self._thread.submit(self._take)

@@ -95,9 +95,9 @@ class ZmqRoute:
         return tensors
 
     def _known(self, manifest: Manifest) -> tuple[dict[str, torch.Tensor], list[int]]:
-        """Make the tensors of a version, as far as they are known here. Tensors that this process holds are shared. The
-        others get new memory, into which tensors from the files are copied. Returns all tensors, and the indices of the
-        missing ones."""
+        """Make all tensors of a version. Tensors that this process holds are shared. The others get new memory. If the
+        process holds no version yet, tensors from the files are copied into it. Returns all tensors, and the indices of
+        those that are still missing."""
         held = self._held[1] if self._held else {}
         same = {spec.name: held[spec.name] for spec in manifest.tensors if _has(held.get(spec.name), spec)}
         others = [spec for spec in manifest.tensors if spec.name not in same]

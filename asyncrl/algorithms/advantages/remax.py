@@ -16,7 +16,7 @@ class Remax(SequenceAdvantage):
     Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models,
     2023
     Caveat: the greedy member is as old as the others, so the current policy's greedy reward may differ from this
-    baseline. It is generated but not trained.
+    baseline. The greedy member is not trained.
     """
 
     name = "remax"

@@ -49,7 +49,7 @@ def pass_shapes(largest: int, slots: int, rows: int, tile_tokens: tuple[int, int
     """The shapes of all passes of at most `largest` tokens in `slots` slots, the smallest first.
 
     A pass samples at most `rows` rows. `tile_tokens` has two maximum numbers of tokens of a tile. The first is for
-    passes in which most sequences decode, and the second for passes in which most tokens belong to prompts.
+    passes of at most 2 tokens for each slot, which mostly decode, and the second for larger passes.
     """
     sizes, size = [largest], SMALLEST
     while size < largest:

@@ -101,8 +101,8 @@ class SglangServer:
     def loads_after_requests(self) -> bool:
         """True if the server has no spans, so that its answers do not show which version sampled which token. In such a
         server an update waits for the requests, unless the server is paused."""
-        # With spans, requests may not end during a load: tokens that are sampled between two parts of an update would
-        # count as sampled by the new version.
+        # If a server with spans loaded while its requests end, tokens that are sampled between two parts of an update
+        # would count as sampled by the new version.
         return not self.spans
 
     @property

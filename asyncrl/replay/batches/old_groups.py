@@ -25,7 +25,7 @@ groups first, so it takes all groups that n(u) still counts. The claim holds fro
   this batch.
 
 The claim also relies on tickets. A ticket names a version, and its episode starts only once the engine serves that
-version or a newer one. If `wait_s` sets the limit of the wait, a ticket names the version that is the newest when the
+version or a newer one. If `wait_s` is a number above 0, a ticket names the version that is the newest when the
 ticket is given out. With the default limit, a ticket may name an older version u if at most r(u) groups are in no plan
 at that moment (`starts/fresh_starts.py`).
 

@@ -31,8 +31,7 @@ may end before it."""
 def oldest_start(tx: Transaction, settings: ReplaySettings) -> int:
     """The oldest version that may start the next episode."""
     newest = tx.counter("version")
-    # If the settings limit the wait for old groups, it must lose no group, so no episode may start with an older
-    # version.
+    # A wait for old groups with its own limit must lose no group, so no episode may start with an older version.
     if settings.wait_s:
         return newest
     # A group is opened only if no ticket is left. So of all groups in no plan, the group of this ticket was opened

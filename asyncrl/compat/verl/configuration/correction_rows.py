@@ -157,9 +157,8 @@ ROWS = (
         f"{CORRECTION}.rollout_is",
         "`algorithm.correction`",
         None,
-        "`truncate` for each token or each sequence, as given (a loss with one ratio a sequence takes whole sequences), "
-        "or `mask` if `rollout_is_threshold` has two bounds. "
-        "null becomes `truncate` with `cap=2`, because episodes may be older than the policy that trains on them. In "
+        "`truncate` for each token or each sequence, as given, or `mask` if `rollout_is_threshold` has two bounds. A "
+        "loss with one ratio a sequence turns `token` into `geometric`. null becomes `truncate` with `cap=2`, because episodes may be older than the policy that trains on them. In "
         "bypass mode, no correction sets weights.",
         _correction,
     ),
