@@ -63,9 +63,11 @@ class GroupFiles:
             store[group].pop(f"{name}.yaml", None)
 
     def choose(self, group: str, given: Any, base: Path = Path()) -> str | None:
-        """Hydra's name for a file of `group`. `given` is the file's name or path. The result is `None` for
-        `experiment` if no file is given. A relative path is relative to `base`. Raises ConfigError: there is no such file, or both asyncrl and the
-        folder have a file of this name."""
+        """Hydra's name for a file of `group`. `given` is the file's name or path. The result is `None` for `experiment`
+        if no file is given. A relative path is relative to `base`.
+
+        Raises ConfigError: there is no such file, or both asyncrl and the folder have a file of this name.
+        """
         if group not in GROUPS:
             raise ConfigError(f"{group}: there is no such group{did_you_mean(group, GROUPS)}")
         if given is None and group == "experiment":

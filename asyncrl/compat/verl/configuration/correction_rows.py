@@ -158,8 +158,8 @@ ROWS = (
         "`algorithm.correction`",
         None,
         "`truncate` for each token or each sequence, as given, or `mask` if `rollout_is_threshold` has two bounds. A "
-        "loss with one ratio a sequence turns `token` into `geometric`. null becomes `truncate` with `cap=2`, because episodes may be older than the policy that trains on them. In "
-        "bypass mode, no correction sets weights.",
+        "loss with one ratio a sequence turns `token` into `geometric`. null becomes `truncate` with `cap=2`, because "
+        "episodes may be older than the policy that trains on them. In bypass mode, no correction sets weights.",
         _correction,
     ),
     used(
