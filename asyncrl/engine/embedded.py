@@ -251,7 +251,7 @@ class EmbeddedEngine:
                     call()
                 except (EngineError, WeightsError) as error:
                     failures.append(error.with_traceback(None))
-                except Exception as error:
+                except BaseException as error:
                     # A part of the weights may be of another version already, so the thread must end.
                     failures.append(EngineError(f"the engine ends after an unexpected error: {error!r}"))
                     raise

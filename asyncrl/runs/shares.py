@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from statistics import fmean
 from typing import Any
@@ -135,7 +136,12 @@ def idle_shares(run: Run) -> IdleShares | None:
 def _rows_since(run: Run, role: str, since: float) -> Rows:
     """The rows of a role from the time `since` on, or a sample of them with the last one."""
     with run.open_rows(role) as file:
-        rows = file.sampled(file.between(since, inf), MOST_ROWS) if file is not None else []
+        if file is None:
+            return []
+        span = file.between(since, inf)
+        rows = list(islice(file.rows(span), MOST_ROWS + 1))
+        if len(rows) > MOST_ROWS:
+            rows = file.sampled(span, MOST_ROWS)
     return [row for row in measured(rows) if row["time"] >= since]
 
 

@@ -18,7 +18,7 @@ from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox, check_sandbox, open
 from asyncrl.tools.base import Tool
 
 LARGEST_LIMIT = 1e9
-"""Limits of this many seconds or megabytes are mistakes, which the kernel refuses."""
+"""Finite limits of this many seconds or megabytes are mistakes, which the kernel refuses."""
 
 
 class PythonSandbox(Tool):
@@ -79,7 +79,7 @@ def read_limits(**given: Any) -> sandbox.SandboxLimits:
         whole = name == "memory_mb"
         # A comparison with nan is false, so this also refuses nan.
         is_right = isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < LARGEST_LIMIT
-        if not is_right or (whole and limit % 1):
+        if (not is_right and (whole or limit != math.inf)) or (whole and limit % 1):
             number = f"{'whole ' if whole else ''}number above 0 and below {LARGEST_LIMIT:g}"
             raise ValueError(f"{name} is {limit!r:.100}; it must be a {number}")
     if "memory_mb" in known:

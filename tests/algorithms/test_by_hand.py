@@ -247,7 +247,7 @@ def test_a_sequence_without_policy_tokens_is_in_no_count():
 
 def test_the_prompt_mean_of_the_critics_losses_needs_the_groups_too():
     tokens = make_tokens([[1, 1], [1]], values=floats(0, 0, 0), returns=floats(1, 3, 2))
-    algorithm = make_algorithm(value=("clipped", {"clip": None}), value_aggregation=PartConfig("prompt-mean"))
+    algorithm = make_algorithm(value=("clipped", {"clip": None}), value_aggregation="prompt-mean")
     # Errors 1, 9 | 4, halved: ((1 + 9) / 2 / 2 + 4 / 2) / 2, and in one group 14 / 2 / 3.
     for group, expected in (([0, 1], 2.25), ([0, 0], 7 / 3)):
         loss, _ = algorithm.value_loss(floats(0, 0, 0), tokens, Totals.of([2, 1], group, [0, 1]))

@@ -19,7 +19,7 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import RunConfig
 from asyncrl.data.from_config import run_tasks
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.preflight.paths import check_imports, named_code
 from asyncrl.launch.preflight.preflight import preflight
@@ -94,7 +94,9 @@ def evaluate(
         checkpoint = checkpoint or checkpoint_of(request.run, config.learner, steps)
     measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
     require_same(values_of(measured), folder)
-    stop = stop or process.stop_on_signals()
+    if stop is None:
+        # A finished evaluation is only shown, and a signal ends that at once.
+        stop = threading.Event() if has_ended else process.stop_on_signals()
     if not has_ended:
         check_imports(named_code(config.data, config.algorithm, config.actor, config.scoring), stop)
         preflight(config, stop=stop, read=read)
@@ -102,6 +104,8 @@ def evaluate(
         end_here(folder, stop)
         if checkpoint is not None and not model.exists():
             write_policy(config.model, checkpoint, model)
+        if stop.is_set():
+            raise StoppedError("stopped before the evaluation began")
         if has_ended:
             log.info("showing the result of the finished evaluation; remove %s to evaluate again", folder)
         else:

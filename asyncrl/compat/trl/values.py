@@ -126,7 +126,7 @@ class Script:
                 for part in parts:
                     text = self._text(text + str(self._plain(part)))
                 return text
-            case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
+            case ast.FormattedValue(value=inner, conversion=-1 | 115, format_spec=None):  # 115: !s, as without it
                 return self.value(inner)
             case ast.Subscript(value=owner, slice=index):
                 return self._item(self.value(owner), self.value(index))

@@ -93,7 +93,9 @@ class CheckpointFiles:
         sync(self.partial)
         if self.final.is_dir():
             # An earlier checkpoint of this step is hidden before it is removed: a part of it must not look complete.
-            shutil.rmtree(self.final.rename(self.final.with_name(f".tmp-old-{self.final.name}")), ignore_errors=True)
+            hidden = self.final.with_name(f".tmp-old-{self.final.name}")
+            shutil.rmtree(hidden, ignore_errors=True)
+            shutil.rmtree(self.final.rename(hidden), ignore_errors=True)
         self.partial.rename(self.final)
         sync(self.final.parent)
         when_there_is_room(lambda: write_whole(self.final / COMPLETE, FORMAT), stop, str(self.final))

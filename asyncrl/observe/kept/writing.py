@@ -63,12 +63,12 @@ class KeptWriter:
         written; WireError: it cannot be encoded.
         """
         content = encode_step(kept)
+        if kept.step in self._index.steps:
+            self._delete(kept.step)
         if len(content) > LARGEST_STEP * self._max_bytes:
             raise StoreError(
                 f"the sample of step {kept.step} has {len(content)} bytes, too many for observe.keep_episodes_mb"
             )
-        if kept.step in self._index.steps:
-            self._delete(kept.step)
         line = IndexLine(kept.step, len(content), [each.row for each in kept.episodes])
         room = self._max_bytes - len(content) - len(encode_line(line))
         while self._index.steps and self.bytes > room:

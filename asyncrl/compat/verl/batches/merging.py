@@ -47,11 +47,15 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """True if two values are equal, also if their types differ, as 1 and 1.0."""
-    try:
-        return bool(left == right) or equal(left, right)
-    except (ValueError, RuntimeError):  # An array or a tensor of several elements has no truth value.
-        return equal(left, right)
+    """True if two values are equal, also if their types differ, as 1 and 1.0, or those of values within them."""
+    match left, right:
+        case Mapping(), Mapping():
+            return left.keys() == right.keys() and all(same_value(left[name], right[name]) for name in left)
+        case (list() | tuple(), list() | tuple()):
+            return len(left) == len(right) and all(map(same_value, left, right))
+        case (np.ndarray() | torch.Tensor(), _) | (_, np.ndarray() | torch.Tensor()):
+            return equal(left, right)
+    return bool(left == right) or equal(left, right)
 
 
 def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]:

@@ -266,7 +266,9 @@ def test_equal_values_within_lists_and_mappings_are_united_and_joined() -> None:
 
     assert set(batch().union(batch()).non_tensor_batch) == {"extra"}
     assert len(DataProto.concat([batch(), batch()])) == 4
-    assert DataProto(meta_info={"t": 1}).union(DataProto(meta_info={"t": np.float64(1.0)})).meta_info == {"t": 1}
+    infos = {"a": float("nan"), "b": 1}, {"a": float("nan"), "b": np.float64(1.0)}
+    first, second = (DataProto(meta_info={"t": info}) for info in infos)
+    assert first.union(second).meta_info["t"]["b"] == 1
     other = batch()
     other.non_tensor_batch["extra"][0]["pixels"] = np.zeros(2)
     with pytest.raises(DataProtoError, match=r"non_tensor_batch\['extra'\] differs"):
