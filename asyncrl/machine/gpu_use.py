@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from asyncrl.machine.numa import BY_ADDRESS, GPU_VARIABLE, ORDER_VARIABLE, visible_gpus
@@ -67,12 +68,9 @@ class VisibleGpus:
         if any(map(str.isdecimal, names)) and not by_address and len({*map(nvml.nvmlDeviceGetName, every)}) > 1:
             # CUDA numbers GPUs of different models by their speed, which NVML does not report.
             return []
-        found = []
-        for name in names:
-            if name.isdecimal() and int(name) >= len(every):
-                break  # CUDA, too, sees no GPU from the first wrong number on.
-            found.append(every[int(name)] if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name))
-        return found
+        # CUDA, too, sees no GPU from the first wrong number on.
+        known = takewhile(lambda name: not name.isdecimal() or int(name) < len(every), names)
+        return [every[int(name)] if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name) for name in known]
 
 
 def gpu_bytes(nvml: Any) -> int | None:

@@ -69,14 +69,11 @@ class Environment:
 def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> None:
     """Add this start to the record in a run's folder. If the file cannot be written, this only logs a warning."""
     try:
-        # A file that cannot be read now may be intact, so it is not replaced. A file with wrong contents is replaced.
-        (folder / ENVIRONMENT_FILE).read_bytes()
-    except FileNotFoundError:
-        pass
+        starts = [*_recorded(folder), this_environment(clock())]
     except OSError as error:
+        # A file that cannot be read now may be intact, so it is not replaced. A file with wrong contents is replaced.
         log.warning("this start was not added to %s: %s", folder / ENVIRONMENT_FILE, error)
         return
-    starts = [*read_environments(folder), this_environment(clock())]
     earlier, newest = starts[:-DETAILED_STARTS], starts[-DETAILED_STARTS:]
     values = [*({"time": each.time} for each in earlier), *map(asdict, newest)]
     try:
@@ -89,12 +86,22 @@ def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> 
 def read_environments(folder: Path) -> list[Environment]:
     """The recorded starts, the oldest first; empty if nothing was recorded, or the file cannot be read."""
     try:
-        starts = json.loads((folder / ENVIRONMENT_FILE).read_text())["starts"]
+        return _recorded(folder)
+    except OSError as error:
+        log.warning("%s cannot be read: %s", folder / ENVIRONMENT_FILE, error)
+        return []
+
+
+def _recorded(folder: Path) -> list[Environment]:
+    """The recorded starts; empty if nothing was recorded, or the contents are wrong. Raises OSError: the disk cannot
+    read the file."""
+    try:
+        starts = json.loads((folder / ENVIRONMENT_FILE).read_bytes())["starts"]
         # Another version of asyncrl may have written more fields, or fewer.
         return msgspec.convert(starts, list[Environment])
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("%s cannot be read: %s", folder / ENVIRONMENT_FILE, error)
         return []
 

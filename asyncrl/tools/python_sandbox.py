@@ -77,9 +77,10 @@ def read_limits(**given: Any) -> sandbox.SandboxLimits:
     known = {name: limit for name, limit in given.items() if limit is not None}
     for name, limit in known.items():
         whole = name == "memory_mb"
+        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
         # A comparison with nan is false, so this also refuses nan.
-        is_right = isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < LARGEST_LIMIT
-        if (not is_right and (whole or limit != math.inf)) or (whole and limit % 1):
+        in_range = is_number and (0 < limit < LARGEST_LIMIT or (limit == math.inf and not whole))
+        if not in_range or (whole and limit % 1):
             number = f"{'whole ' if whole else ''}number above 0 and below {LARGEST_LIMIT:g}"
             raise ValueError(f"{name} is {limit!r:.100}; it must be a {number}")
     if "memory_mb" in known:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar
 
 from asyncrl.config.schema import ActorConfig
@@ -83,10 +84,10 @@ def _offered(actor: ActorConfig) -> list[tuple[McpServer, str, Function]]:
 
 def _check_installed(server: McpServer) -> None:
     try:
-        import asyncrl.tools.mcp.session
+        # An older version of the package lacks names that this module imports.
+        import_module("asyncrl.tools.mcp.session")
     except ImportError as error:
         raise ConfigError(f"{server.setting} needs the package mcp: pip install 'asyncrl[mcp]' ({error})") from error
-    del asyncrl
 
 
 @cache

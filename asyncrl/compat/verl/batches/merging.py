@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,39 +24,33 @@ def united(ours: Mapping[str, T], theirs: Mapping[str, T], part: str, same: Call
     return {**ours, **theirs}
 
 
-def equal(left: Any, right: Any) -> bool:
-    """True if two values have the same type and content, also within lists and mappings; nan equals nan."""
-    if type(left) is not type(right):
+def equal(left: Any, right: Any, types: bool = True) -> bool:
+    """True if two values have the same content, also within lists and mappings; nan equals nan.
+
+    With `types` their types must be equal, too. Arrays and tensors must always have the same type.
+    """
+    if types and type(left) is not type(right):
         return False
-    match left:
-        case np.ndarray():
+    within = partial(equal, types=types)
+    match left, right:
+        case np.ndarray(), np.ndarray():
             if left.dtype != right.dtype or left.shape != right.shape:
                 return False
             if left.dtype != object:
                 return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
-            return all(map(equal, left.flat, right.flat))
-        case torch.Tensor():
+            return all(map(within, left.flat, right.flat))
+        case torch.Tensor(), torch.Tensor():
             alike = left.dtype == right.dtype and left.shape == right.shape
             return alike and bool(torch.isclose(left, right, rtol=0, atol=0, equal_nan=True).all())
-        case Mapping():
-            return left.keys() == right.keys() and all(equal(left[name], right[name]) for name in left)
-        case list() | tuple():
-            return len(left) == len(right) and all(map(equal, left, right))
-        case float() | np.floating():
+        case (np.ndarray() | torch.Tensor(), _) | (_, np.ndarray() | torch.Tensor()):
+            return False
+        case Mapping(), Mapping():
+            return left.keys() == right.keys() and all(within(left[name], right[name]) for name in left)
+        case list() | tuple(), list() | tuple():
+            return len(left) == len(right) and all(map(within, left, right))
+        case float() | np.floating(), float() | np.floating():
             return bool(left == right or (left != left and right != right))
     return left is right or bool(left == right)
-
-
-def same_value(left: Any, right: Any) -> bool:
-    """True if two values are equal, also if their types differ, as 1 and 1.0, or those of values within them."""
-    match left, right:
-        case Mapping(), Mapping():
-            return left.keys() == right.keys() and all(same_value(left[name], right[name]) for name in left)
-        case (list() | tuple(), list() | tuple()):
-            return len(left) == len(right) and all(map(same_value, left, right))
-        case (np.ndarray() | torch.Tensor(), _) | (_, np.ndarray() | torch.Tensor()):
-            return equal(left, right)
-    return bool(left == right) or equal(left, right)
 
 
 def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]:
@@ -81,5 +76,5 @@ def merged_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found = info.get(METRICS)
         metrics += found if isinstance(found, list) else [] if found is None else [found]
         others = {name: value for name, value in info.items() if name != METRICS}
-        merged = united(merged, others, "meta_info", same_value)
+        merged = united(merged, others, "meta_info", partial(equal, types=False))
     return {**merged, METRICS: transposed(metrics, METRICS)} if metrics else merged

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from asyncrl.compat.verl.batches.auto_padding import AUTO_PADDING
 from asyncrl.compat.verl.batches.fields import Array, description, memory, require, shared_size
-from asyncrl.compat.verl.batches.merging import equal, same_value, united
+from asyncrl.compat.verl.batches.merging import equal, united
 from asyncrl.compat.verl.batches.nested import same
 from asyncrl.compat.verl.batches.rows import BatchRows
 from asyncrl.compat.verl.batches.storage import read_batch, write_batch
@@ -201,7 +202,7 @@ class DataProto(BatchRows):
             require(name not in ours or same(ours[name], tensor), f"batch[{name!r}] differs in the two batches")
         arrays = united(self.non_tensor_batch, other.non_tensor_batch, "non_tensor_batch", equal)
         DataProto(theirs if self.batch is None and other.batch is not None else self.batch, arrays)
-        about = united(self.meta_info, other.meta_info, "meta_info", same_value)
+        about = united(self.meta_info, other.meta_info, "meta_info", partial(equal, types=False))
         if self.batch is None:
             self.batch = other.batch
         else:
