@@ -94,8 +94,7 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs, normalisers = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(2))
         entropies = hidden.new_zeros(len(hidden), dtype=wide)
         statistics = _compiled(_statistics) if compiled else _statistics
-        # One compiled function serves all temperatures, since they are tensors for it.
-        divisor = torch.tensor(temperature, dtype=wide) if compiled else temperature
+        divisor = _divisor(temperature, logprobs, compiled)
         samples = None if measured is None or with_entropy else _by_chunk(measured, len(hidden), rows, hidden.device)
         for chunk in _chunks(len(hidden), rows):
             logits = F.linear(hidden[chunk], weight, bias)
@@ -121,7 +120,7 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs, entropies = logprobs.detach(), entropies.detach()
         temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled(_gradient) if compiled else _gradient
-        divisor = torch.tensor(temperature, dtype=logprobs.dtype) if compiled else temperature
+        divisor = _divisor(temperature, logprobs, compiled)
         of_hidden = torch.empty_like(hidden)
         # A frozen head needs no gradient.
         of_weight = torch.zeros_like(weight, dtype=logprobs.dtype) if ctx.needs_input_grad[1] else None
@@ -148,6 +147,15 @@ class _HeadLogprobs(torch.autograd.Function):
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         of_bias = None if of_bias is None else of_bias.to(weight.dtype)
         return of_hidden, of_weight, of_bias, None, None, None, None, None, None, None
+
+
+def _divisor(temperature: float, logprobs: Tensor, compiled: bool) -> float | Tensor:
+    """The temperature for the functions of a chunk. For compiled ones it is a tensor, so one serves all temperatures.
+
+    The tensor is on the device of `logprobs`. For a chunk of one token, torch 2.11 passed a tensor of the host to a
+    kernel of the GPU, which fails (pytorch/pytorch#196969).
+    """
+    return logprobs.new_full((), temperature) if compiled else temperature
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:

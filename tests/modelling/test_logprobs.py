@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +115,23 @@ def test_the_gradient_of_a_half_precision_head_is_summed_in_float32():
     (expected,) = torch.autograd.grad(plain_sum, exact.weight)
     # Summed in bfloat16, 512 chunks of the same size would stick at a fraction of it.
     torch.testing.assert_close(head.weight.grad.float(), expected, rtol=2e-2, atol=1.0)
+
+
+def test_compiled_functions_get_tensors_of_one_device_only(monkeypatch: pytest.MonkeyPatch):
+    """Tensors without data stand for those of a GPU. A kernel of a GPU cannot read a tensor of the host."""
+    seen: list[Any] = []
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            seen.extend(given)
+            return function(*given)
+
+        return called
+
+    monkeypatch.setattr("asyncrl.modelling.logprobs._compiled", recorded)
+    with torch.device("meta"):
+        hidden = torch.zeros(5, 4, requires_grad=True)
+        head, targets = torch.nn.Linear(4, 7), torch.zeros(5, dtype=torch.int64)
+    logprobs, _ = token_logprobs(hidden, targets, head, 0.8, with_entropy=True, compiled=True, chunk_logits=14)
+    logprobs.sum().backward()
+    assert {each.device.type for each in seen if isinstance(each, Tensor)} == {"meta"}
