@@ -41,25 +41,32 @@ class NewestOnly:
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._lock = Lock()
-        self._waiting: Callable[[], None] | None = None
+        self._waiting: tuple[Callable[[], None], Future[None]] | None = None
 
     def begin(self, call: Callable[[], None]) -> Future[None]:
-        """Let `call` wait for its turn, and drop the call that waited before. The future has the error of the call that
-        is made at this turn: `call` itself, or a newer call that has replaced it. It has no error if `call` was already
-        made at the turn of the call that it replaced."""
-        with self._lock:
-            self._waiting = call
-        return self._thread.submit(self._take)
+        """Let `call` wait for its turn, and drop the call that waited before. The future ends with `call`, and is
+        cancelled if `call` is dropped."""
+        done: Future[None] = Future()
+        self._replace((call, done))
+        self._thread.submit(self._take)
+        return done
 
     def close(self) -> None:
-        """Return once the running call has ended. A call that waits is not made."""
+        """Return once the running call has ended. A call that waits is dropped."""
         self._thread.shutdown(cancel_futures=True)
+        self._replace(None)
+
+    def _replace(self, waiting: tuple[Callable[[], None], Future[None]] | None) -> None:
+        with self._lock:
+            dropped, self._waiting = self._waiting, waiting
+        if dropped is not None:
+            dropped[1].cancel()
 
     def _take(self) -> None:
         with self._lock:
-            call, self._waiting = self._waiting, None
-        if call is not None:
-            call()
+            waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting[1].set_running_or_notify_cancel():
+            _work(*waiting)
 
 
 class OwnThreads:

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from asyncrl.engine.fleet.folders import Folders
 from asyncrl.types import Sampling
 from asyncrl.weights.disk_route import DiskRoute
 from asyncrl.weights.folders import read_folder, run_directory, write_folder
-from asyncrl.weights.threads import in_own_thread
+from asyncrl.weights.threads import NewestOnly, in_own_thread
 from tests.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
 from tests.engine.support import parameters, tiny_model
 from tests.helpers import OWN_RUN, async_until
@@ -118,3 +118,45 @@ async def test_an_error_is_told_and_calls_wait_for_nobody() -> None:
     assert set(await asyncio.gather(*(in_own_thread(lambda: both.wait(LIMIT_S)) for _ in range(2)))) == {0, 1}
     with pytest.raises(ValueError, match="in the thread"):
         await in_own_thread(fail)
+
+
+@contextlib.contextmanager
+def busy_newest_only() -> Iterator[tuple[NewestOnly, threading.Event]]:
+    """A thread in which one call runs until the event is set."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert goes_on.wait(LIMIT_S)
+
+    calls = NewestOnly("test-newest")
+    held = calls.begin(hold)
+    assert begun.wait(LIMIT_S)
+    try:
+        yield calls, goes_on
+        held.result(LIMIT_S)
+    finally:
+        goes_on.set()
+        calls.close()
+
+
+def test_a_call_that_a_newer_one_replaces_is_cancelled_and_does_not_get_the_error_of_the_newer_one() -> None:
+    def fail() -> None:
+        raise ValueError("the newer call")
+
+    with busy_newest_only() as (calls, goes_on):
+        replaced, newer = calls.begin(lambda: None), calls.begin(fail)
+        assert replaced.cancelled()
+        goes_on.set()
+        with pytest.raises(ValueError, match="the newer call"):
+            newer.result(LIMIT_S)
+
+
+def test_the_future_of_a_call_that_waits_ends_when_the_thread_is_closed() -> None:
+    with busy_newest_only() as (calls, goes_on):
+        waits = calls.begin(lambda: None)
+        closing = threading.Thread(target=calls.close)
+        closing.start()
+        goes_on.set()
+        closing.join(LIMIT_S)
+        assert waits.done()
