@@ -14,13 +14,11 @@ import logging
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -32,6 +30,7 @@ from asyncrl.machine.activity import Activity
 from asyncrl.machine.child import ending_with_parent
 from asyncrl.machine.numa import cpus_near_gpus, format_cpus
 from asyncrl.machine.process import WORKER_VARIABLE
+from asyncrl.machine.temporary_folder import temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -137,10 +136,11 @@ class OneHost:
     def __init__(self, size: int, timeouts: Timeouts) -> None:
         self._size = size
         self._finder = StuckFinder(timeouts.stuck, timeouts.poll)
-        self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-ranks-")
+        self._closing = ExitStack()
+        self._folder = self._closing.enter_context(temporary_folder("asyncrl-ranks-"))
 
     def meet(self, stop: threading.Event) -> Meeting:
-        return Meeting(0, self._size, str(Path(self._folder.name) / "rendezvous"))
+        return Meeting(0, self._size, str(self._folder / "rendezvous"))
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
         if stuck := self._finder.find(states):
@@ -148,7 +148,7 @@ class OneHost:
         return False
 
     def finish(self, reason: str, final: bool) -> None:
-        self._folder.cleanup()
+        self._closing.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -225,13 +226,14 @@ def test_a_stop_goes_to_every_rank_and_one_that_ignores_it_is_killed(
 
 @linux
 @pytest.mark.parametrize("state", ["running", "stopped"])
-def test_ranks_die_with_the_process_that_started_them_whatever_they_do(state: str, tmp_path: Path) -> None:
+def test_ranks_die_with_the_process_that_started_them_and_the_next_launcher_removes_its_folder(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = f"""
 import threading
 from asyncrl.learner.ranks.launcher import run_ranks
 run_ranks({ranks_of(tmp_path, FOREVER)!r}, 2, threading.Event())
 """
-    # A launcher that is killed leaves its folder.
     launcher = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         found = pids(tmp_path)
@@ -242,6 +244,10 @@ run_ranks({ranks_of(tmp_path, FOREVER)!r}, 2, threading.Event())
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
     until(lambda: all(has_ended(pid) for pid in found))
+    assert list(tmp_path.glob("asyncrl-ranks-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    OneHost(2, SHORT).finish("", final=False)
+    assert not list(tmp_path.glob("asyncrl-ranks-*"))
 
 
 def test_a_rank_ends_itself_once_nobody_reads_its_heartbeats(tmp_path: Path) -> None:
