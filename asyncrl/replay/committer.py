@@ -41,7 +41,7 @@ from asyncrl.replay.messages import (
 )
 from asyncrl.replay.protocol import GetStatus
 from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store.environment import lacks_room, no_room_as_os_error
+from asyncrl.replay.store.environment import clear_room_errors, lacks_room
 from asyncrl.replay.store.store import Store
 from asyncrl.replay.store.transaction import Transaction
 from asyncrl.wire import Buffer
@@ -99,8 +99,9 @@ class Committer:
         self._ends = Throttled(log, "the run must end", burst=1)
 
     def start(self) -> None:
-        """Continue from the store. Raises StoreError: the store cannot be continued; OSError: its disk is full."""
-        with no_room_as_os_error(self._store.path), self._store.transaction() as tx:
+        """Continue from the store. Raises StoreError: the store cannot be continued; OSError: its disk is full;
+        ConfigError: the store is full."""
+        with clear_room_errors(self._store.path), self._store.transaction() as tx:
             self._service.start(tx)
             self._service.clean(tx)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +13,9 @@ import lmdb
 import pytest
 import zmq
 
-from asyncrl.errors import BusyError, RefusedError
+from asyncrl.errors import BusyError, ConfigError, RefusedError
 from asyncrl.machine.activity import Activity
-from asyncrl.replay.committer import PATIENCE_S, TICK_S
+from asyncrl.replay.committer import PATIENCE_S, TICK_S, Committer
 from asyncrl.replay.failures.failure_limit import FEWEST, SINGLE_GROUP_S
 from asyncrl.replay.messages import (
     BUSY,
@@ -53,7 +54,7 @@ from asyncrl.replay.starts.admission import Admission
 from asyncrl.replay.starts.ending import LATEST_S
 from asyncrl.replay.store.store import Store
 from asyncrl.replay.store.transaction import Transaction
-from asyncrl.types import Ticket
+from asyncrl.types import RunIdentity, Ticket
 from asyncrl.wire import Buffer, encode, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import make_settings
@@ -152,6 +153,17 @@ def tickets(worker: str, want: int = 1, holding: Any = ()) -> list[Buffer]:
 
 def trajectory(ticket: Ticket) -> list[Buffer]:
     return encode_request(PutTrajectory(0), 1, frames=encode(trajectory_message(make_trajectory(ticket))))
+
+
+def test_a_replay_whose_store_is_full_at_its_start_says_that_the_store_must_be_larger(tmp_path: Path) -> None:
+    # The start writes the name of the run.
+    run = RunIdentity("r" * (1 << 18), "1")
+    with closing(Store(tmp_path, 1 << 18, durable=False)) as store:
+        service = ReplayService(make_settings(), LEASE_S, lambda: 0.0, run=run)
+        with pytest.raises(ConfigError, match=rf"the store {tmp_path} is full: .* a larger replay\.max_store_gb"):
+            Committer(store, service, lambda: 0.0).start()
+    with closing(Store(tmp_path, 1 << 20, durable=False)) as store:
+        Committer(store, service, lambda: 0.0).start()
 
 
 @pytest.mark.parametrize("error", [lmdb.MapFullError("full"), BusyError("later"), RefusedError("no"), KeyError("bug")])

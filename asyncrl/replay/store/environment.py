@@ -13,7 +13,7 @@ from typing import Any
 
 import lmdb
 
-from asyncrl.errors import StoreError
+from asyncrl.errors import ConfigError, StoreError
 from asyncrl.machine.files import NO_ROOM
 
 MOST_UNWRITTEN_BYTES = 1 << 20
@@ -36,10 +36,10 @@ def open_environment(
     per key.
 
     Raises StoreError: the environment cannot be opened, its file is truncated, or another version wrote it; OSError:
-    the disk of a writer is full (ENOSPC).
+    the disk of a writer is full (ENOSPC); ConfigError: the environment of a writer is full.
     """
     try:
-        with contextlib.nullcontext() if options.get("readonly") else no_room_as_os_error(path):
+        with contextlib.nullcontext() if options.get("readonly") else clear_room_errors(path):
             return _opened(path, names, multiple, **options)
     except lmdb.NotFoundError as error:
         raise StoreError(f"the store {path} lacks a table of this version: {OTHER_VERSION}") from error
@@ -54,11 +54,13 @@ def lacks_room(error: lmdb.Error, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def no_room_as_os_error(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors about a full disk into an OSError with ENOSPC, the error that other writes to a full disk
-    raise."""
+def clear_room_errors(path: Path) -> Iterator[None]:
+    """Turn LMDB's errors about missing room into clear ones: OSError with ENOSPC, as other writes to a full disk raise
+    it, or ConfigError if the store is full."""
     try:
         yield
+    except lmdb.MapFullError as error:
+        raise ConfigError(f"the store {path} is full: start the run again with a larger replay.max_store_gb") from error
     except lmdb.Error as error:
         if not lacks_room(error, path):
             raise

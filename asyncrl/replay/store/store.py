@@ -24,7 +24,7 @@ from asyncrl.replay.store.environment import (
     OTHER_VERSION,
     READERS_FILE,
     clear_errors,
-    no_room_as_os_error,
+    clear_room_errors,
     open_environment,
 )
 from asyncrl.replay.store.transaction import Transaction
@@ -73,7 +73,8 @@ class Store:
     distinguished.
 
     Raises StoreError: the folder cannot be opened as a store, or another process still has it open after `patience_s`
-    seconds; OSError: the disk is full. Transactions also raise StoreError if they find damage.
+    seconds; OSError: the disk is full; ConfigError: the store is full. Transactions also raise StoreError if they find
+    damage.
     """
 
     def __init__(self, path: Path, max_bytes: int, durable: bool, patience_s: float = 1.0) -> None:
@@ -105,7 +106,7 @@ class Store:
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
         )
         with _closed_on_error(self):
-            with no_room_as_os_error(path), self.transaction() as tx:
+            with clear_room_errors(path), self.transaction() as tx:
                 if not tx.count("meta"):  # It is new.
                     tx.put("meta", "identity", uuid.uuid4().hex)
                     tx.set("format", FORMAT)
