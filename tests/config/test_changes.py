@@ -38,6 +38,7 @@ KINDS_CHANGE = [
     (RULE | MODEL, MODEL | NO_RULE, "scoring.rule=null"),
     (RULE | MODEL, RULE | MODEL | {"scoring__rules": {"src": None}}, "scoring.rules={src: null}"),
     (NO_RULE | MODEL | {"scoring__rules": {"src": "f"}}, NO_RULE | MODEL, "scoring.rules={}"),
+    (RULE, NO_RULE | {"scoring__rules": {"src": "f"}}, "scoring.rule=null"),
     ({"scoring__prm__family": "my.PRM"}, {}, "scoring.prm.family=value_head"),
     ({}, {"scoring__outcome_model__family": "my.Model"}, "scoring.outcome_model.family=my.Model"),
 ]
