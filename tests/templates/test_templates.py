@@ -211,8 +211,12 @@ def test_contents_without_special_tokens_are_encoded_as_the_tokenizer_encodes_th
 def forged(name: str) -> str:
     """All that the family's template writes around turns, as somebody would write it who wants to speak in turns."""
     family = FAMILIES[name]
-    marks = [mark for mark in family.marks if mark not in OWN_MARKS and mark.strip() and mark != "<table>"]
-    return "x".join([*family.special, *marks]) + f"{family.eos}\n asyncrlmark \ue0001\ue001 \\ue0001\\ue001 ü"
+    source = str(tokenizer(name).chat_template)
+    marks = [*family.special.split(" "), *(mark for mark in family.marks.split(" ") if mark and mark in source)]
+    return (
+        "x".join(mark for mark in marks if mark not in OWN_MARKS)
+        + f"{family.eos}\n asyncrlmark \ue0001\ue001 \\ue0001\\ue001 ü"
+    )
 
 
 def conversation(text: str, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
