@@ -53,15 +53,18 @@ def option_of(key: str) -> Option | None:
     return option if option and (parent == key or get_origin(option.type) is dict) else None
 
 
-def near_path(path: str) -> str:
-    """A text such as `; did you mean data/train.jsonl?` for a path that does not exist. Empty if its folder has no
-    folder and no file of tasks of a similar name."""
+def near_path(path: str, suffixes: Collection[str] = TASK_SUFFIXES) -> str:
+    """A text such as `; did you mean data/train.jsonl?` for a path that does not exist. Empty if nothing of its kind in
+    its folder has a similar name.
+
+    `suffixes` are the endings of the files that may take its place. A path with another ending is of the kind of this
+    ending. Folders may take the place of any path.
+    """
+    suffix = Path(path).suffix
+    kinds = suffixes if suffix in ("", *suffixes) else (suffix,)
     try:
-        known = {
-            each.stem: str(each)
-            for each in Path(path).parent.iterdir()
-            if each.suffix in TASK_SUFFIXES or each.suffix == Path(path).suffix or each.is_dir()
-        }
+        found = sorted(Path(path).parent.iterdir(), key=lambda each: (each.suffix == suffix, each.name))
+        known = {each.stem: str(each) for each in found if each.suffix in kinds or each.is_dir()}
     except OSError:
         return ""
     near = nearest(Path(path).stem, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -302,8 +303,17 @@ def test_several_threads_read_configurations(required: list[str], folder: Path) 
         assert [*threads.map(steps, (1, 2, 3))] == [1, 2, 3]
 
 
-def test_only_files_of_tasks_are_proposed_for_one_that_does_not_exist(tmp_path: Path) -> None:
+def test_only_files_of_its_kind_and_folders_are_proposed_for_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    def near(name: str, *kinds: Collection[str]) -> str:
+        return near_path(str(tmp_path / name), *kinds).removeprefix(f"; did you mean {tmp_path}/")
+
     (tmp_path / "oe.txt").touch()
-    assert near_path(str(tmp_path / "ope.parquet")) == ""
+    assert near("ope.parquet") == ""
     (tmp_path / "oper.jsonl").touch()
-    assert near_path(str(tmp_path / "ope.parquet")) == f"; did you mean {tmp_path}/oper.jsonl?"
+    assert near("ope.parquet") == near("ope") == "oper.jsonl?"
+    assert near("ope.py") == near("ope.yaml", [".py", ".yaml"]) == near("ope", ()) == ""
+    (tmp_path / "oper.py").touch()
+    assert near("ope.py") == near("ope.yaml", [".py", ".yaml"]) == "oper.py?"
+    (tmp_path / "oper").mkdir()
+    assert near("ope", ()) == "oper?"
+    assert near("ope.jsonl") == "oper.jsonl?"

@@ -101,7 +101,7 @@ def read_trl(file: Path | None, words: Sequence[str]) -> tuple[dict[str, Any], l
     remarks: list[str] = []
     if file is not None:
         if not file.exists():
-            raise ConfigError(f"{file}: there is no such file{near_path(str(file))}")
+            raise ConfigError(f"{file}: there is no such file{near_path(str(file), ('.py', '.yaml', '.yml', '.json'))}")
         try:
             given, remarks = _of_file(file)
         except (*FAILURES, SyntaxError, RecursionError) as error:

@@ -144,11 +144,11 @@ def missing_folder(path: str) -> str | None:
     if folder.is_file():
         return "it is a file: name the folder of a model"
     if folder.is_absolute():
-        return f"there is no such folder{near_path(path)}"
+        return f"there is no such folder{near_path(path, ())}"
     if path.startswith(".") or path.count("/") > 1:
         # A resumed run keeps the relative paths with which it was started first, but its working directory may be
         # another.
-        where = near_path(path) or f"; a relative path starts at the working directory, {Path.cwd()}"
+        where = near_path(path, ()) or f"; a relative path starts at the working directory, {Path.cwd()}"
         return f"there is no such folder{where}"
     return None
 
