@@ -10,7 +10,7 @@ from asyncrl.compat.verl.batches.fields import columns, require
 from asyncrl.compat.verl.batches.protocol import DataProto
 from asyncrl.compat.verl.batches.to_batch import task_fields
 from asyncrl.data.sendable import plain
-from asyncrl.ids import feed_group
+from asyncrl.ids import feed_group, task_id
 from asyncrl.replay.starts.feed import Feed
 from asyncrl.types import Task
 
@@ -70,6 +70,7 @@ def task_of(row: Mapping[str, Any], number: int) -> Task:
     """The task of row `number` of a batch, from the fields of verl's data sets.
 
     The fields are raw_prompt, data_source, reward_model, and optionally extra_info, tools_kwargs, tools and task_id.
+    Without task_id, the id has the row's `index`, or `number` if the row has none.
 
     Raises DataProtoError: one of the first three is missing.
     """
@@ -78,8 +79,10 @@ def task_of(row: Mapping[str, Any], number: int) -> Task:
     info = {**(row.get("extra_info") or {})}
     if row.get("tools_kwargs"):
         info["tools_kwargs"] = row["tools_kwargs"]
+    split = "train" if info.get("split") is None else info["split"]
+    index = number if info.get("index") is None else info["index"]
     return Task(
-        id=row.get("task_id") or f"{row['data_source']}/{info.get('split', 'train')}/{info.get('index', number)}",
+        id=row.get("task_id") or task_id(row["data_source"], split, index),
         messages=list(row["raw_prompt"]),
         ground_truth=plain(row["reward_model"].get("ground_truth")),
         data_source=row["data_source"],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncrl.compat.verl import DataProto
 from asyncrl.compat.verl.controller.operators.generation import MEMBER, PromptSampling, generating, tickets_of
+from asyncrl.compat.verl.controller.operators.prompts import task_of
 
 
 @pytest.mark.parametrize("given", [(), (MEMBER,)])
@@ -28,3 +30,14 @@ def test_prompts_without_an_id_or_index_have_their_own_tasks_on_every_worker(giv
     tasks = {ticket.task.id: ticket.task.ground_truth for ticket in tickets}
     assert [tasks[ticket.task.id] for ticket in tickets] == answers
     assert [ticket.member for ticket in tickets] == [0, 1, 0, 1]
+
+
+def test_rows_whose_index_or_split_is_null_have_ids_of_their_own() -> None:
+    row = {
+        "data_source": "sums",
+        "raw_prompt": [{"role": "user", "content": "?"}],
+        "reward_model": {"ground_truth": "2"},
+    }
+    extras: list[Any] = [{"index": None, "split": None}, {"index": None}, {}, None, {"index": 7, "split": "test"}]
+    ids = [task_of({**row, "extra_info": extra}, number).id for number, extra in enumerate(extras)]
+    assert ids == ["sums/train/0", "sums/train/1", "sums/train/2", "sums/train/3", "sums/test/7"]
