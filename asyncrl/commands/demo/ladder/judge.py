@@ -1,7 +1,11 @@
 """A process reward model without a neural network. A chosen share of its judgements is wrong.
 
-It works the expression out. A calculation is right if the remaining expression has the value of the task's expression.
-An undo is right if there was a wrong step to undo. An answer is right if it is the value of the task's expression.
+It works the expression out:
+
+- A calculation is right if the remaining expression has the value of the task's expression.
+- An undo is right if there was a wrong step to undo.
+- A step with several calls is right if all of them are.
+- An answer is right if it is the value of the task's expression.
 
 `accuracy` is the share of judgements that are right. A step's judgement depends only on the episode up to the step, so
 that a policy can learn to exploit wrong judgements, as it can with a trained model.
@@ -14,18 +18,23 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from asyncrl.chat.formats.registry import FORMATS
+from asyncrl.chat.parsing import MalformedCall, parse_turn
 from asyncrl.commands.demo.ladder.expressions import Nested
+from asyncrl.commands.demo.ladder.tools import LadderCalculator, Undo
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.transcript import Transcript
+from asyncrl.types import ToolCall
 
 SURE = 0.95
 """The score of a step that is judged right. A step that is judged wrong has 1 - SURE."""
 
 _TASK = re.compile(r"<\|im_start\|>user\n([-0-9+*()]+)<\|im_end\|>")
-_RESULT = re.compile(r"<tool_response>\n([-0-9+*()]+)\n</tool_response>")
-_UNDO = '"name": "undo"'
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_EXPRESSION = re.compile(r"[-0-9+*()]+")
+_FUNCTIONS = {tool.schema["name"]: tool.schema for tool in (LadderCalculator, Undo)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class StepJudge:
         accuracy, seed = params.pop("accuracy", 1.0), params.pop("seed", 0)
         if params:
             raise ConfigError(f"scoring.prm.params has {', '.join(sorted(params))}; it may have accuracy and seed")
-        if not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+        if not (type(accuracy) in (int, float) and 0 <= accuracy <= 1):
             raise ConfigError(f"scoring.prm.params.accuracy={accuracy!r} must be a number in [0, 1]")
         self._accuracy, self._seed = float(accuracy), seed
         self.name = f"judge@{self._accuracy}"
@@ -62,31 +71,57 @@ class StepJudge:
 
 
 def _steps(transcript: Transcript) -> Iterator[_Step]:
-    text, current, value = "", "", 0
+    text, value = "", 0
+    states: list[str] = []
     for index, passage in enumerate(transcript):
+        if not text:
+            states, value = _opening(passage.text)
+        text += passage.text
         if passage.is_step:
-            following = transcript[index + 1].text if index + 1 < len(transcript) else ""
-            result = found[1] if (found := _RESULT.search(following)) else ""
-            is_right = _is_right(passage.plain, current, result, value)
-            current = result or current
-            text += passage.text
-            yield _Step(text, is_right)
-        else:
-            if not text:
-                current, value = _opening(passage.text)
-            text += passage.text
+            following = transcript[index + 1].text if index + 1 < len(transcript) else None
+            yield _Step(text, _is_right(passage.plain, following, states, value))
 
 
-def _opening(text: str) -> tuple[str, int]:
-    """The expression at the policy's first turn, and the value of the task's expression."""
+def _opening(text: str) -> tuple[list[str], int]:
+    """The expressions up to the policy's first turn, the oldest first, and the value of the task's expression."""
     if (task := _TASK.search(text)) is None:
         raise ScoringError("the prompt has no expression of the ladder")
-    return (_RESULT.findall(text) or [task[1]])[-1], Nested(task[1]).value()
+    return [task[1], *filter(None, _results(text))], Nested(task[1]).value()
 
 
-def _is_right(step: str, current: str, result: str, value: int) -> bool:
-    if _UNDO in step:
-        return bool(result) and Nested(current).value() != value
-    if "<tool_call>" in step:
-        return bool(result) and Nested(result).value() == value
-    return step.strip() == str(value)
+def _results(text: str) -> list[str]:
+    """The results of calls; empty texts for errors."""
+    return [each if _EXPRESSION.fullmatch(each) else "" for each in _RESULT.findall(text)]
+
+
+def _is_right(step: str, following: str | None, states: list[str], value: int) -> bool:
+    """True if all calls of a step are right, or its answer. Add the expressions that the calls make to `states`.
+
+    `following` has the results of the calls. If it is None, the episode ended before them.
+    """
+    calls = parse_turn(step, _FUNCTIONS, FORMATS["hermes"]).calls
+    if not calls:
+        return step.strip() == str(value)
+    results = None if following is None else _results(following)
+    is_right = True
+    for number, call in enumerate(calls):
+        made = _foreseen(call, states) if results is None else "".join(results[number : number + 1])
+        if not made:
+            is_right = False
+        elif call.name == "undo":
+            is_right &= Nested(states[-1]).value() != value
+            states[-2:] = [made]
+        else:
+            is_right &= Nested(made).value() == value
+            states.append(made)
+    return is_right
+
+
+def _foreseen(call: ToolCall | MalformedCall, states: Sequence[str]) -> str:
+    """The expression that a call makes; empty if the call is refused."""
+    if isinstance(call, MalformedCall):
+        return ""
+    if call.name == "undo":
+        return "".join(states[-2:-1])
+    state, operator = Nested(states[-1]), call.arguments["operator"]
+    return state.reduced(operator).text if operator in state.workplace.operators else ""

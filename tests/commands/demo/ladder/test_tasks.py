@@ -126,8 +126,11 @@ def transcript(messages: Sequence[Message], policy_from: int) -> list[Passage]:
 
 def bare(message: Message) -> str:
     if calls := message.get("tool_calls"):
-        function = calls[0]["function"]
-        return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>'
+        functions = [each["function"] for each in calls]
+        return "\n".join(
+            f'<tool_call>\n{{"name": "{each["name"]}", "arguments": {each["arguments"]}}}\n</tool_call>'
+            for each in functions
+        )
     return str(message["content"])
 
 
@@ -161,6 +164,44 @@ def test_the_judge_knows_right_steps_wrong_ones_and_what_mends_them() -> None:
     assert scores.probability.tolist() == pytest.approx([1 - SURE])
 
 
+def several(*calls: Message) -> Message:
+    return {**calls[0], "tool_calls": [made for each in calls for made in each["tool_calls"]]}
+
+
+def test_a_step_with_several_calls_is_right_if_all_of_them_are() -> None:
+    times, plus, undo = call("calculator", {"operator": "*"}), call("calculator", {"operator": "+"}), call("undo", {})
+    steps: list[Any] = [
+        *(several(times, plus), [result("2+12"), result("14")], undo, [result("2+12")]),
+        *(
+            several(undo, plus),
+            [result("2+3*4"), result("5*4")],
+            several(undo, times),
+            [result("2+3*4"), result("2+12")],
+        ),
+        *(several(times, plus), [result("Error: there is no * in 2+12."), result("14")]),
+        {"role": "assistant", "content": "14"},
+    ]
+    passages = [Passage("".join(map(shown, opening(Nested("2+3*4")))), is_step=False)]
+    for each in steps:
+        is_step = isinstance(each, dict)
+        messages = [each] if isinstance(each, dict) else each
+        passages.append(Passage("".join(map(shown, messages)), is_step, "".join(map(bare, messages))))
+    (scores,) = judge().score([passages])
+    assert [score > 0.5 for score in scores.probability] == [True, False, False, True, False, True]
+
+
+def test_the_last_call_of_an_episode_that_ends_before_its_result_is_judged_by_what_it_would_make() -> None:
+    times, plus, undo = call("calculator", {"operator": "*"}), call("calculator", {"operator": "+"}), call("undo", {})
+    minus = call("calculator", {"operator": "-"})
+    for last, right in ((times, True), (plus, False), (minus, False), (undo, False), (several(times, plus), True)):
+        (scores,) = judge().score([transcript([*opening(Nested("2+3*4")), last], 2)])
+        assert scores.probability[0] == pytest.approx(SURE if right else 1 - SURE)
+    wrong_first = opening(Nested("2+3*4"), ["+"])
+    for last, right in ((undo, True), (several(undo, times), True), (times, False)):
+        (scores,) = judge().score([transcript([*wrong_first, last], len(wrong_first))])
+        assert scores.probability[0] == pytest.approx(SURE if right else 1 - SURE)
+
+
 def test_a_judge_with_mistakes_is_right_as_often_as_it_should_be_and_repeats_itself() -> None:
     episodes = []
     for value in range(600):
@@ -173,7 +214,7 @@ def test_a_judge_with_mistakes_is_right_as_often_as_it_should_be_and_repeats_its
     assert [score.probability[0] for score in judge(accuracy=0.8, seed=1).score(episodes)] != scores
 
 
-@pytest.mark.parametrize("params", [{"accuracy": 1.5}, {"accuracy": "high"}, {"precision": 0.9}])
+@pytest.mark.parametrize("params", [{"accuracy": 1.5}, {"accuracy": "high"}, {"accuracy": True}, {"precision": 0.9}])
 def test_the_judge_refuses_parameters_that_it_does_not_have(params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"scoring\.prm\.params"):
         judge(**params)
