@@ -20,10 +20,11 @@ import json
 import logging
 import re
 import shutil
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,21 +44,30 @@ SHIPPED = Path(__file__).with_name("facts.jsonl")
 """A small corpus for examples: one fact in each passage."""
 
 DEFAULT_PLACE = "~/.cache/asyncrl/search"
-FORM = 1
+FORM = 2
 """The version of the index format. Change it whenever the form of the files changes, or when a query finds other
 passages than before."""
 
 ROWS_AT_ONCE = 1 << 14
 _PASSAGES = "passages.arrow"
 _COLUMNS = pa.schema([("title", pa.large_string()), ("text", pa.large_string())])
-_WORD = re.compile(r"\w+")
 
 
 def words(text: str) -> list[str]:
     """The words of a text in the form of the index: in lower case, without accents."""
     if not text.isascii():
         text = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
-    return _WORD.findall(text.casefold())
+    return _word().findall(text.casefold())
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """The pattern of a word: letters and digits, with the marks after them. In Indic scripts, vowels are marks."""
+    marks = (each for each in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(each) in ("Mn", "Mc"))
+    # A variation selector after a digit belongs to an emoji.
+    written = "".join(each for each in marks if "VARIATION SELECTOR" not in unicodedata.name(each, ""))
+    # The lookahead spares ASCII characters the search in hundreds of ranges.
+    return re.compile(rf"\w+(?:(?=[^\x00-\x7f])[{written}]+\w*)*")
 
 
 class CorpusIndex:

@@ -183,6 +183,13 @@ def test_words_are_compared_without_case_and_accents():
     assert words("Göttingen's CAFÉ, 1,5 — ﬁne") == ["gottingen", "s", "cafe", "1", "5", "fine"]
 
 
+@pytest.mark.parametrize("text", ["हिंदी में किताब", "বাংলা ভাষা", "தமிழ் மொழி", "తెలుగు భాష", "ภาษาไทย ที่นี่", "မြန်မာ ဘာသာ"])
+def test_marks_of_a_word_do_not_divide_it(text: str):
+    assert len(words(text)) == len(text.split())
+    assert words("किताब") != words("कातिब")
+    assert words("1️⃣ ❤️ ◌ा") == ["1"]
+
+
 def test_the_shipped_corpus_answers_the_questions_of_the_example(tmp_path: Path):
     facts = [json.loads(line) for line in SHIPPED.read_text().splitlines()]
     assert len({fact["title"] for fact in facts}) == len({fact["id"] for fact in facts}) == len(facts) >= 100
