@@ -107,7 +107,7 @@ _SURROUNDINGS = (
     counter(
         "chat_api_overridden",
         "requests",
-        "requests whose temperature, seed or other sampling settings had no effect, since the start",
+        "requests whose temperature, seed, wish for one call a turn or similar settings had no effect, since the start",
     ),
     counter("chat_api_wanted_calls", "completions", "completions that had to call a tool, since the start"),
     counter("chat_api_unmet_calls", "completions", "completions that had to call a tool and did not, since the start"),

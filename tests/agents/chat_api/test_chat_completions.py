@@ -107,6 +107,19 @@ async def test_settings_of_sampling_have_no_effect_and_are_counted():
     assert {sampling.temperature for _, sampling, *_ in agent.engine.requests} == {1.0}
 
 
+async def test_a_wish_for_one_call_at_a_time_is_counted_and_the_agent_gets_all_calls_and_answers_each():
+    async with episode([call("x") + call("y"), "done"]) as agent:
+        made = await agent.ask(user("one"), tools=[TOOL], parallel_tool_calls=False)
+        assert [json.loads(each["function"]["arguments"])["text"] for each in made["tool_calls"]] == ["x", "y"]
+        assert agent.counts.overridden == 1
+        answers = [
+            {"role": "tool", "tool_call_id": each["id"], "content": content}
+            for each, content in zip(made["tool_calls"], ("x", "Error: one call at a time"), strict=True)
+        ]
+        await agent.ask(user("one"), made, *answers, tools=[TOOL])
+    assert len(agent.trajectory.branches) == 1
+
+
 async def test_a_tool_choice_limits_what_is_offered_and_a_call_that_it_wants_is_counted_and_never_forced():
     async with episode(["free", call("x"), "none", call("x", "other"), call("x")]) as agent:
         await agent.ask(user("one"), tools=[TOOL], tool_choice="required")
