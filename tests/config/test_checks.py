@@ -221,6 +221,13 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"model.lora.rank": 8, "model.lora.targets": []}, "name linear layers"),
         ({"model.lora.rank": 8, "algorithm.balance_bias_rate": 0.1}, "does not change the biases of routers"),
         ({"model.lora.rank": 8, "learner.reference_on_host": True}, "needs no extra memory; set the first to false"),
+        (
+            {"model.lora.path": "a", "learner.reference_on_host": True},
+            r"reference_on_host=true with model\.lora\.path=a: ",
+        ),
+        ({"model.lora.path": "a", "algorithm.balance_bias_rate": 0.1}, r"bias_rate=0\.1 with model\.lora\.path=a: "),
+        ({"model.lora.path": "a", "learner.expert_ranks": 2}, r"model\.lora\.path=a with learner\.expert_ranks=2: "),
+        ({"critic.lora.path": "a", "critic.shared": True}, r"critic\.shared=true with critic\.lora\.path=a: "),
         ({"learner.warmup_steps": 101}, "warmup_steps=101 with learner.steps=null: .* lower"),
         ({"observe.profile_steps": [3, 100]}, r"profile_steps=\[3, 100\] with .* 0 to 99"),
         ({"observe.memory_steps": [100]}, r"memory_steps=\[100\] with .* 0 to 99"),

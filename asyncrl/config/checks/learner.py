@@ -108,7 +108,8 @@ def _shared_critic(critic: CriticConfig, policy_lora: LoraConfig) -> Iterator[st
         yield "critic.freeze critic.shared: the critic has the policy's backbone; use model.freeze"
     for section, lora in (("critic", critic.lora), ("model", policy_lora)):
         if lora.is_used:
-            yield f"critic.shared {section}.lora.rank: no test has trained a shared backbone with adapters; use false"
+            key = f"{section}.lora.{lora.given_by}"
+            yield f"critic.shared {key}: no test has trained a shared backbone with adapters; use false"
 
 
 def _lengths(learner: LearnerConfig, critic_warmup: int, observe: ObserveConfig, steps: int) -> Iterator[str]:
@@ -158,11 +159,11 @@ def _adapters(models: Mapping[str, ModelConfig | CriticConfig | ImplicitConfig])
 def _adapters_of_policy(lora: LoraConfig, learner: LearnerConfig, algorithm: AlgorithmConfig) -> Iterator[str]:
     if lora.is_used and algorithm.balance_bias_rate:
         yield (
-            "algorithm.balance_bias_rate model.lora.rank: a run with adapters does not change the biases of routers; "
-            "set the first to 0"
+            f"algorithm.balance_bias_rate model.lora.{lora.given_by}: a run with adapters does not change the biases "
+            "of routers; set the first to 0"
         )
     if lora.is_used and learner.reference_on_host:
         yield (
-            "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and needs "
-            "no extra memory; set the first to false"
+            f"learner.reference_on_host model.lora.{lora.given_by}: the reference is the policy without its adapters, "
+            "and needs no extra memory; set the first to false"
         )

@@ -44,7 +44,7 @@ def _whole_attention(attention: str, key: str) -> Iterator[str]:
 def _adapters(adapters: Mapping[str, LoraConfig], key: str, why: str) -> Iterator[str]:
     for section, lora in adapters.items():
         if lora.is_used:
-            yield f"{section}.lora.rank {key}: {why}; set the second to 1"
+            yield f"{section}.lora.{lora.given_by} {key}: {why}; set the second to 1"
 
 
 def _groups(learner: LearnerConfig, of_copy: int) -> Iterator[str]:

@@ -41,3 +41,8 @@ class LoraConfig:
     def is_used(self) -> bool:
         """True if the model gets adapters."""
         return self.rank is not None or self.path is not None
+
+    @property
+    def given_by(self) -> str:
+        """The name of the option that gives the model its adapters, if it gets some."""
+        return "rank" if self.path is None else "path"
