@@ -24,6 +24,9 @@ from asyncrl.replay.starts.admission import Admission
 TREATMENT_NAMES = ("evict", "wait", "mask", "both")
 """The treatments of groups that become too old: they are thrown away, waited for, trained without their old tokens, or
 first waited for and then trained without their old tokens."""
+SHORTEST_S = 1e-9
+"""The shortest time in which an engine can decode a token. With much shorter times the sums of a simulation round to
+0."""
 Count = Annotated[int, Meta(ge=1, le=10**12)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -76,8 +79,10 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     steps: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        if not self.pass_s + self.request_s:
-            raise ValueError("pass_s and request_s are both 0: an engine would take no time")
+        if self.pass_s + self.request_s < SHORTEST_S:
+            raise ValueError(
+                f"pass_s and request_s together are less than {SHORTEST_S:g}: an engine would take no time"
+            )
 
 
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from json import JSONDecodeError
 
 import numpy as np
 from msgspec.structs import replace
@@ -68,7 +67,7 @@ def describe(run: Run) -> RunDescription:
     )
     try:
         return _described(run, configured, engine.server.together if engine.launches else 1)
-    except (KeyError, JSONDecodeError) as error:
+    except (KeyError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(
             f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or from a different version of "
             "asyncrl"

@@ -164,6 +164,22 @@ def test_metrics_that_are_damaged_or_lack_values_are_named(run: Path) -> None:
         describe(Run(run))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rows", "reason"),
+    [
+        ("learner", [{**STEP, "tokens": 0.0}] * 8, "ZeroDivisionError"),
+        ("actor-0", [{**actor_row(number), "tokens": 1e12 * number} for number in range(4)], "would take no time"),
+    ],
+)
+def test_metrics_of_which_a_rate_would_be_0_or_infinite_are_named(
+    name: str, rows: list[dict[str, Any]], reason: str, run: Path
+) -> None:
+    write_rows(run / "metrics" / f"{name}.jsonl", rows)
+    with pytest.raises(ConfigError, match=f"the metrics of .* cannot be used: .*{reason}.*damaged"):
+        describe(Run(run))
+
+
 def test_the_times_of_a_pass_are_fitted_and_never_negative() -> None:
     def windows(*times: tuple[float, float]) -> list[tuple[float, float]]:
         return [(requests, requests / seconds) for requests, seconds in times]
@@ -244,6 +260,11 @@ def test_a_file_with_a_wrong_value_is_refused_with_its_place(tmp_path: Path) -> 
     for size, reason in wrong.items():
         (tmp_path / "bad.yaml").write_text(f"{{rates: {rates}, sizes: {{engines: 1, {size}}}}}")
         with pytest.raises(ConfigError, match=reason):
+            read_description(tmp_path / "bad.yaml")
+    for seconds in ("0", "5e-324"):
+        fast = rates.replace("pass_s: 1", f"pass_s: {seconds}")
+        (tmp_path / "bad.yaml").write_text(f"{{rates: {fast}, sizes: {{engines: 1}}}}")
+        with pytest.raises(ConfigError, match=r"pass_s and request_s together are less than 1e-09: .* no time"):
             read_description(tmp_path / "bad.yaml")
 
 
