@@ -5,7 +5,6 @@ Both come from a run, or from a YAML file that a user wrote or edited.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -117,8 +116,8 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}")
         if self.sampler not in (known := OPTIONS["replay.sampler.kind"].choices):
             raise ValueError(f"sampler {self.sampler!r} must be one of {', '.join(known)}")
-        for conflict in old_groups_conflicts(replay := self.replay):
-            raise ValueError(refusal_of(conflict, lambda key: attrgetter(key.removeprefix("replay."))(replay)))
+        for conflict in old_groups_conflicts(self.replay):
+            raise ValueError(refusal_of(conflict, self))
 
     @property
     def replay(self) -> ReplayConfig:

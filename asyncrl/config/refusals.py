@@ -4,10 +4,9 @@ missing files."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.keys import near_path, sections
@@ -41,19 +40,15 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = (), combinations:
             if key in bad:
                 setattr(section, option.name, option.default)
     found = conflicts(config) if combinations else ()
-    lines += (
-        refusal_of(each, lambda key: attrgetter(key)(config))
-        for each in found
-        if bad.isdisjoint(each.partition(": ")[0].split())
-    )
+    lines += (refusal_of(each, config) for each in found if bad.isdisjoint(each.partition(": ")[0].split()))
     return lines
 
 
-def refusal_of(conflict: str, value_of: Callable[[str], Any]) -> str:
-    """The line for a combination that cannot work, with the values of its keys, which `value_of` gives. `conflict` is
-    `KEY [KEY ...]: FIX`."""
+def refusal_of(conflict: str, sections: object) -> str:
+    """The line for a combination that cannot work, with the values of its keys. `conflict` is `KEY [KEY ...]: FIX`, and
+    `sections` is the configuration, or has the sections of these keys."""
     keys, _, fix = conflict.partition(": ")
-    return f"{' with '.join(shown(key, value_of(key)) for key in keys.split())}: {fix}"
+    return f"{' with '.join(shown(key, attrgetter(key)(sections)) for key in keys.split())}: {fix}"
 
 
 def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict[str, str]:

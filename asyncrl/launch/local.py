@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 from asyncrl.config import locations
@@ -264,7 +263,7 @@ def _scale(
         setattr(cluster, name, count)
     scaled = replace(config, cluster=cluster)
     if found := list(conflicts(scaled)):
-        raise ConfigError("\n".join(refusal_of(each, lambda key: attrgetter(key)(scaled)) for each in found))
+        raise ConfigError("\n".join(refusal_of(each, scaled) for each in found))
     before, placement = place(config, hosts), place(scaled, hosts)
     launcher.set_placement(placement)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from operator import attrgetter
 
 from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.refusals import refusal_of
@@ -24,7 +23,7 @@ them."""
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:
     """Raises ConfigError, with a line for each combination that cannot work."""
-    combinations = (refusal_of(each, lambda key: attrgetter(key)(config)) for each in conflicts(config))
+    combinations = (refusal_of(each, config) for each in conflicts(config))
     if lines := [*combinations, *_without_gpus(config.scoring, config.model.attention, placement)]:
         raise ConfigError("\n".join(lines))
 
