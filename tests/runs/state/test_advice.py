@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.run import ModelConfig
 from asyncrl.runs.from_config import settings_of
 from asyncrl.runs.shares import IdleShares
-from asyncrl.runs.state.advice import advise
+from asyncrl.runs.state.advice import MUCH_TOO_OLD, advise
 
 WAITS = "the learner was idle for 42% of the last 20 steps, 38% waiting for"
 SERVED = "the learner waited for 1% of the last 20 steps"
@@ -191,6 +192,11 @@ def test_groups_that_are_too_old_can_be_kept_by_what_is_not_set_yet() -> None:
     config.replay.old_groups.mask = True
     assert "mask=true" not in advise(starved("old_groups"), settings_of(config))[0]
     assert "replay.old_groups" not in advise(seen, settings_of(config))[0]
+
+
+def test_the_page_about_old_groups_names_the_share_from_which_there_is_advice() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "replay.md").read_text()
+    assert f"**When to act.** Change something if more than {MUCH_TOO_OLD:.0%} of the sampled tokens" in page
 
 
 def test_no_advice_names_a_mask_that_a_start_would_refuse() -> None:
