@@ -22,6 +22,11 @@ from asyncrl.network.http_server import shows_key
 
 LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 READING = ("GET", "HEAD")
+COOKIE = "asyncrl-dashboard-"
+"""The names of all cookies of dashboards begin with this."""
+MOST_OTHERS = 32
+"""The maximum number of other dashboards whose cookies a browser keeps. A browser that restores its session never
+forgets them itself, and the server refuses requests with 8 KB of cookies, which are about 130."""
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -38,7 +43,7 @@ class Access:
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(24)
-        self.cookie = f"asyncrl-dashboard-{sha256(self.token.encode()).hexdigest()[:8]}"
+        self.cookie = f"{COOKIE}{sha256(self.token.encode()).hexdigest()[:8]}"
 
     def admit(self, request: web.BaseRequest) -> bool:
         """True if the request has the token, in its cookie or in its address."""
@@ -51,8 +56,12 @@ class Access:
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.token.encode())
 
-    def remember(self, response: web.StreamResponse) -> None:
-        """Make the browser send the token from now on."""
+    def remember(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Make the browser send the token from now on, and forget the oldest cookies of many other dashboards."""
+        # Browsers send their oldest cookies first.
+        others = [name for name in request.cookies if name.startswith(COOKIE) and name != self.cookie]
+        for name in others[:-MOST_OTHERS]:
+            response.del_cookie(name)
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
 
 
@@ -71,7 +80,7 @@ def guard(access: Access) -> Middleware:
             shows_key(request)
         response = refusal or await handler(request)
         if refusal is None and access.names_token(request):
-            access.remember(response)
+            access.remember(request, response)
         response.headers.update(HEADERS)
         return response
 

@@ -13,10 +13,11 @@ from aiohttp import ClientSession
 
 from asyncrl.dashboard import server
 from asyncrl.dashboard.__main__ import BOUNDS
-from asyncrl.dashboard.access import is_local
+from asyncrl.dashboard.access import MOST_OTHERS, Access, is_local
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
 from asyncrl.machine.doing import Doing
+from asyncrl.machine.ports import LOOPBACK
 from asyncrl.runs.run import Run
 from tests.dashboard.support import TOKEN, answer, answers, dashboard, make_run, served, values
 from tests.helpers import until
@@ -35,6 +36,20 @@ def test_the_address_with_the_token_makes_the_browser_remember_it(tmp_path: Path
     cookie = headers["Set-Cookie"]
     assert TOKEN in cookie
     assert {"HttpOnly", "SameSite=Strict"} <= {part.strip() for part in cookie.split(";")}
+
+
+def test_a_browser_keeps_the_cookies_of_the_newest_dashboards_only(tmp_path: Path) -> None:
+    others = [Access(f"token {number}").cookie for number in range(MOST_OTHERS + 2)]
+    sent = "; ".join(f"{name}=token" for name in ("of_another_site", *others))
+
+    async def forgotten(port: int) -> list[str]:
+        async with (
+            ClientSession(headers={"Cookie": sent}) as session,
+            session.get(f"http://{LOOPBACK}:{port}/?token={TOKEN}") as found,
+        ):
+            return [name for name, cookie in found.cookies.items() if cookie["max-age"] == "0"]
+
+    assert served([make_run(tmp_path / "one")], forgotten) == others[:2]
 
 
 def test_another_site_can_neither_take_the_server_for_its_own_nor_frame_the_page(
