@@ -44,7 +44,11 @@ _FLOW = (
         "trajectories that were given up: they could not be scored, or their plan was skipped. A trajectory that was "
         "requeued later does not count",
     ),
-    counter("late", "trajectories", "trajectories that came after their ticket was given to another actor"),
+    counter(
+        "late",
+        "trajectories",
+        "trajectories that came after their ticket had ended: its episode had failed, or its group was closed",
+    ),
     counter("late_labels", "labels", "labels that came after their trajectory was given to another scorer"),
     counter("duplicates", "trajectories", "trajectories that were sent twice; each of them is stored once"),
     counter("failures", "attempts", "failed attempts at episodes"),
