@@ -139,3 +139,13 @@ def test_a_plan_for_this_machine_shows_the_servers_that_a_run_would_start(
     assert any(line.startswith("actor-0") and line.endswith("engine.server.count=4") for line in lines)
     assert lines[-2].startswith("each server is given --max-running-requests 168 and CUDA graphs of decoding up to 168")
     assert lines[-1].startswith("4 servers share each GPU")
+
+
+def test_an_actor_alone_on_its_gpu_has_no_share_of_the_memory() -> None:
+    config = make_config()
+    config.cluster.actors = 2
+    shared, alone = actors_of(place(config, [Host(2, 64)]))
+    assert shared[2] == ("engine.server.count=1", "engine.server.memory=0.41")
+    assert alone[2] == ("engine.server.count=1",)
+    config.engine.server.memory = 0.3
+    assert all(each[2][-1] == "engine.server.memory=0.3" for each in actors_of(place(config, [Host(2, 64)])))

@@ -229,10 +229,11 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
             port = engine.server.port and engine.server.port + index * servers
             arguments = [f"engine.server.count={servers}", *([f"engine.server.port={port}"] if port else [])]
             if "actor" in memory:
-                arguments += [f"engine.server.memory={memory['actor']}"]
                 shared = shared_servers(own, gpus, engine.server.first_gpu, engine.server.tp_size, servers)
                 # A configured share is for every server, even for a server that shares its GPUs with no other role.
-                if engine.server.memory is None and len(shared) < servers:
+                if shared or engine.server.memory is not None:
+                    arguments += [f"engine.server.memory={memory['actor']}"]
+                if shared and engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()
             actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port, servers=servers)
