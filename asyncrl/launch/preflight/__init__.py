@@ -10,6 +10,7 @@ Each other file or folder has the checks of one topic. A check takes sections of
 - The configuration: `paths.py` (names of files, folders and code), `algorithm.py`, `learning.py`, `epochs.py`, and
   `settled.py` (after the placement).
 - Models and machines: `models.py`, `hub.py`, `machine.py`, `servers.py`.
+- Settings without an effect: `unused.py`.
 - `tasks/`: the tasks, and files for the roles.
 - `episodes/`: tools, environments and agents, and one whole episode.
 """

@@ -37,6 +37,7 @@ from asyncrl.launch.preflight.tasks.prompts import prompt_lengths
 from asyncrl.launch.preflight.tasks.row_checks import RowChecks
 from asyncrl.launch.preflight.tasks.truths import check_truths
 from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
+from asyncrl.launch.preflight.unused import warn_of_unused_settings
 from asyncrl.network.keys import check_keys
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def preflight(
             ports = partial(check_ports, config.network, learner, config.replay.shards)
             found.check(ports, partial(check_devices, config))
             warn_of_silent_servers(config.engine)
+        warn_of_unused_settings(config.engine, config.replay.filter, scoring.shaping)
         found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
         with found.collected():
             check_algorithm(config)

@@ -110,7 +110,7 @@ def _process(source: VerlConfig, family: str) -> Iterator[Setting | str]:
     yield "scoring.prm.micro_inputs", given["prm_micro_batch_size"]
     yield "scoring.prm.micro_tokens", given["prm_micro_batch_size"] * (source[PROMPT] + source[RESPONSE])
     yield "scoring.shaping.outcome_weight", 0.0
-    yield "scoring.shaping.process_weight", 1.0
+    yield "scoring.shaping.process_weight", 1.0 if given["prm_aggregation"] in WHOLE else 0.0
     for name in SHAPING:
         yield f"scoring.shaping.{name}", given[name]
     applies_sigmoid = given["prm_apply_sigmoid"]

@@ -516,6 +516,7 @@ def test_raw_scores_of_steps_train_by_an_advantage_that_reads_them_or_are_named(
     result = from_words(*words)
     assert result.settings["algorithm.advantage"]["name"] == advantage
     assert result.settings["scoring.shaping.prm_aggregation"] == "per_step"
+    assert result.settings["scoring.shaping.process_weight"] == 0
     reads = result.settings.get("algorithm.advantage.params.step_weight") == 1.0 or advantage == "process_grpo"
     assert reads != has(result.differs, "choose an advantage that trains on step scores")
     assert takes(translated(None, words, None)[1])
