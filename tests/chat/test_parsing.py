@@ -109,6 +109,17 @@ def test_a_malformed_call_says_what_is_wrong(text: str, error: str):
     assert len(found) < 250
 
 
+@pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
+def test_arguments_in_parts_of_the_schema_are_left_to_the_tool(key: str) -> None:
+    parts = [{"properties": {"y": {"type": "integer"}}}, {"properties": {"z": {}}}]
+    functions = {"f": {"parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"], key: parts}}}
+    [whole] = parse_tool_calls(made({"x": 1, "y": 2}, "f"), functions)
+    assert whole == ToolCall("f", {"x": 1, "y": 2})
+    for arguments in ({"y": 2}, {"x": "one"}):
+        [wrong] = parse_tool_calls(made(arguments, "f"), functions)
+        assert isinstance(wrong, MalformedCall)
+
+
 @given(
     st.text()
     | st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "\n", "a"])).map(

@@ -48,6 +48,15 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def takes_others(parameters: Mapping[str, Any]) -> bool:
+    """True if calls may have arguments that are not among the `properties` of this schema (`parameters_of`).
+
+    Parts of the schema (`allOf`, `anyOf`, `oneOf`) may describe further arguments. These are not checked here; the tool
+    itself checks them.
+    """
+    return any(parameters.get(key) for key in ("additionalProperties", "allOf", "anyOf", "oneOf"))
+
+
 def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
     """The types that a value may have by the schema; ANY if the schema names no type.
 
