@@ -57,13 +57,14 @@ def near_path(path: str, suffixes: Collection[str] = TASK_SUFFIXES) -> str:
     """A text such as `; did you mean data/train.jsonl?` for a path that does not exist. Empty if nothing of its kind in
     its folder has a similar name.
 
-    `suffixes` are the endings of the files that may take its place. A path with another ending is of the kind of this
-    ending. Folders may take the place of any path.
+    `suffixes` are the endings of the files that may take its place. If its folder has files with the path's own ending,
+    and this is none of `suffixes`, only these may. Folders may take the place of any path.
     """
     suffix = Path(path).suffix
-    kinds = suffixes if suffix in ("", *suffixes) else (suffix,)
     try:
         found = sorted(Path(path).parent.iterdir(), key=lambda each: (each.suffix == suffix, each.name))
+        is_other = suffix and suffix not in suffixes and any(each.suffix == suffix for each in found)
+        kinds = (suffix,) if is_other else suffixes
         known = {each.stem: str(each) for each in found if each.suffix in kinds or each.is_dir()}
     except OSError:
         return ""

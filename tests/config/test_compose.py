@@ -310,8 +310,8 @@ def test_only_files_of_its_kind_and_folders_are_proposed_for_a_path_that_does_no
     (tmp_path / "oe.txt").touch()
     assert near("ope.parquet") == ""
     (tmp_path / "oper.jsonl").touch()
-    assert near("ope.parquet") == near("ope") == "oper.jsonl?"
-    assert near("ope.py") == near("ope.yaml", [".py", ".yaml"]) == near("ope", ()) == ""
+    assert near("ope.parquet") == near("ope") == near("oper.jsnol") == "oper.jsonl?"
+    assert near("ope.yaml", [".py", ".yaml"]) == near("ope", ()) == ""
     (tmp_path / "oper.py").touch()
     assert near("ope.py") == near("ope.yaml", [".py", ".yaml"]) == "oper.py?"
     (tmp_path / "oper").mkdir()

@@ -78,8 +78,8 @@ def _steps(transcript: Transcript) -> Iterator[_Step]:
             states, value = _opening(passage.text)
         text += passage.text
         if passage.is_step:
-            following = transcript[index + 1].text if index + 1 < len(transcript) else None
-            yield _Step(text, _is_right(passage.plain, following, states, value))
+            results = next((each.text for each in transcript[index + 1 : index + 2] if not each.is_step), None)
+            yield _Step(text, _is_right(passage.plain, results, states, value))
 
 
 def _opening(text: str) -> tuple[list[str], int]:
@@ -97,7 +97,7 @@ def _results(text: str) -> list[str]:
 def _is_right(step: str, following: str | None, states: list[str], value: int) -> bool:
     """True if all calls of a step are right, or its answer. Add the expressions that the calls make to `states`.
 
-    `following` has the results of the calls. If it is None, the episode ended before them.
+    `following` has the results of the calls. It is None if no results follow, as at the end of an episode.
     """
     calls = parse_turn(step, _FUNCTIONS, FORMATS["hermes"]).calls
     if not calls:
