@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -57,7 +58,11 @@ def main(argv: Sequence[str]) -> int:
     else:
         Console(width=None if sys.stdout.isatty() else WIDE).print(shown_result(result))
         sys.stdout.writelines(f"\n{text}\n" for text in samples(folder, given.samples))
-    log.info("the result is in %s; `asyncrl inspect show ID --run %s` shows an episode", folder / RESULT_FILE, folder)
+    log.info(
+        "the result is in %s; `asyncrl inspect show ID --run %s` shows an episode",
+        folder / RESULT_FILE,
+        shlex.quote(str(folder)),
+    )
     return 0 if result.total.scored else EXIT_FAILURE
 
 
