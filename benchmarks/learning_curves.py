@@ -154,11 +154,13 @@ def _cells(setting: str, runs: Sequence[Row]) -> tuple[str, ...]:
 
 
 def line(runs: Sequence[Row], over: str) -> Iterator[tuple[float, float, float, float]]:
-    """Yield x, and the mean, the least and the greatest accuracy, at each step at which all `runs` have a point. x is
-    the mean of the runs."""
+    """Yield x, and the mean, the least and the greatest accuracy, at each step at which more than half of the `runs`
+    have a point. x is the mean of these runs."""
     by_step = [{point["step"]: point for point in run["points"]} for run in runs]
-    for step in sorted(set.intersection(*map(set, by_step))):
-        points = [points[step] for points in by_step]
+    for step in sorted(set().union(*by_step)):
+        points = [points[step] for points in by_step if step in points]
+        if len(points) * 2 <= len(runs):
+            continue
         accuracies = [point["accuracy"] for point in points]
         yield fmean(point[over] for point in points), fmean(accuracies), min(accuracies), max(accuracies)
 

@@ -41,13 +41,16 @@ def test_a_run_without_evaluations_is_refused_with_the_fix(tmp_path: Path) -> No
         curve(Run(folder))
 
 
-def test_seeds_of_a_setting_share_a_line_at_the_steps_that_all_have(tmp_path: Path) -> None:
+def test_seeds_of_a_setting_share_a_line_at_the_steps_that_most_have(tmp_path: Path) -> None:
     folders = [finished(tmp_path / str(seed), 4, seed) for seed in (0, 1)]
     JsonLines(metrics_file(folders[1], "evaluation"), lambda: 104.0).log(1, {"eval/accuracy": 0.4})
     JsonLines(metrics_file(folders[1], "evaluation"), lambda: 110.0).log(3, {"eval/accuracy": 0.85})
     runs = [curve(Run(folder)) for folder in folders]
     assert [point["step"] for point in runs[1]["points"]] == [0, 1, 3, 3]
     assert list(line(runs, "samples")) == [(0, 0.25, 0.25, 0.25), (24, 0.8, 0.75, 0.85)]
+    longer = runs[1] | {"points": [*runs[1]["points"], runs[1]["points"][-1] | {"step": 9, "samples": 72}]}
+    assert list(line([runs[0], longer], "samples")) == list(line(runs, "samples"))
+    assert list(line([runs[0], longer, longer], "samples"))[-1] == (72, 0.85, 0.85, 0.85)
     other = curve(Run(finished(tmp_path / "other", 0, 0, **{"cluster.colocated": True})))
     rows = table([*runs, other]).splitlines()
     assert rows[2] == "| max_lag 0, colocated | 0 | 0.250 | 0.750 | 0.750 to 0.750 | 4.0 | 40.0 | 6 |"
