@@ -21,7 +21,7 @@ from asyncrl.config.changes import values_of
 from asyncrl.config.commands import runnable
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
-from asyncrl.config.refusals import ELSEWHERE
+from asyncrl.config.refusals import ELSEWHERE, missing_data
 from asyncrl.config.schema import (
     ClusterConfig,
     CriticConfig,
@@ -34,7 +34,7 @@ from asyncrl.config.schema import (
     TrainConfig,
 )
 from asyncrl.data.demonstrations import check_columns
-from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.errors import ConfigError, DataError, StoppedError
 from asyncrl.launch.claim import changes_of, claim, forget_end, is_finished
 from asyncrl.launch.local import LEARNER
 from asyncrl.launch.ownership import exclusively, stop_of_start
@@ -133,7 +133,8 @@ def _settle(cluster: ClusterConfig) -> None:
 
 
 def _refuse(run_dir: Path, nodes: int, data: DataConfig, sft: SftConfig) -> None:
-    """Raises ConfigError: a setting works only in `asyncrl train`, or the folder holds a run of `asyncrl train`."""
+    """Raises ConfigError: a setting works only in `asyncrl train`, or the folder holds a run of `asyncrl train`. Raises
+    DataError: a file is missing."""
     if nodes > 1:
         raise ConfigError(
             f"learner.nodes={nodes}: fine-tuning runs on one host, by default on all its GPUs; leave the key out"
@@ -149,6 +150,8 @@ def _refuse(run_dir: Path, nodes: int, data: DataConfig, sft: SftConfig) -> None
         )
     if store_folders(run_dir):
         raise ConfigError(f"{run_dir} holds a run of `asyncrl train`: choose another run.name")
+    if missing := missing_data(data, None):
+        raise DataError("\n".join(missing.values()))
 
 
 def _check_models(

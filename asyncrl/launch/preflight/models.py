@@ -173,7 +173,10 @@ def _missing(path: str, revision: str | None = None) -> str | None:
             "asking the hub: download it first, or name a folder"
         )
     log.info("there is no folder %s here; looking for it on the Hugging Face hub", path)
-    fix = f"write a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 never asks the hub"
+    fix = (
+        f"without the hub, copy the model to this machine and name its folder. Write a folder as ./{path}, which is "
+        "never looked for on the hub; HF_HUB_OFFLINE=1 never asks the hub"
+    )
     if reason := unreachable():
         return f"there is no such folder, and the Hugging Face hub cannot be reached: {reason}; {fix}"
     # A name without an owner most likely means a folder, so the retries of the hub's client are not worth their time.

@@ -21,7 +21,7 @@ from asyncrl.commands.sft.__main__ import run
 from asyncrl.commands.sft.from_config import fine_tune, run_rank
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE, SUMMARY_FILE, run_dir
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.errors import AsyncrlError, ConfigError, StoppedError
 from asyncrl.launch.claim import claim
 from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
@@ -130,9 +130,12 @@ def test_a_stopped_fine_tuning_that_resumes_ends_with_the_same_bits(
         ({"learner.nodes": 2}, "fine-tuning runs on one host"),
         ({"data.dataset": "my.Set"}, "name files of demonstrations in data.train"),
         ({"algorithm.sft.path": ["x"]}, "leave it out, and name files of demonstrations"),
+        ({"data.train": ["none.parquet"]}, r"data\.train=none\.parquet: there is no such file"),
     ],
 )
-def test_what_only_a_training_can_do_is_refused(change: dict[str, Any], why: str, model: Path, tmp_path: Path) -> None:
+def test_missing_files_and_what_only_a_training_can_do_are_refused(
+    change: dict[str, Any], why: str, model: Path, tmp_path: Path
+) -> None:
     config = make_config(model, tmp_path)
     for key, value in change.items():
         *sections, name = key.split(".")
@@ -140,7 +143,7 @@ def test_what_only_a_training_can_do_is_refused(change: dict[str, Any], why: str
         for each in sections:
             section = getattr(section, each)
         setattr(section, name, value)
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(AsyncrlError, match=why):
         run(config)
 
 
