@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from asyncrl.chat.formats.base import CallError, Format, Functions, WrittenCall
-from asyncrl.chat.formats.schemas import parameters_of, problem_of, takes_others
+from asyncrl.chat.formats.schemas import may_have, parameters_of, problem_of
 from asyncrl.types import ToolCall
 
 
@@ -108,7 +108,7 @@ def problem_of_arguments(arguments: Mapping[str, Any], function: Mapping[str, An
             return f"argument {name!r} is missing"
     for name, value in arguments.items():
         if name not in properties:
-            if takes_others(parameters):
+            if may_have(name, function):
                 continue
             return f"there is no argument {name!r:.80}; there are: {', '.join(properties) or 'none'}"
         if problem := problem_of(properties[name], value, function):

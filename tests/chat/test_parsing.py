@@ -111,13 +111,15 @@ def test_a_malformed_call_says_what_is_wrong(text: str, error: str):
 
 @pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
 def test_arguments_in_parts_of_the_schema_are_left_to_the_tool(key: str) -> None:
-    parts = [{"properties": {"y": {"type": "integer"}}}, {"properties": {"z": {}}}]
-    functions = {"f": {"parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"], key: parts}}}
-    [whole] = parse_tool_calls(made({"x": 1, "y": 2}, "f"), functions)
-    assert whole == ToolCall("f", {"x": 1, "y": 2})
-    for arguments in ({"y": 2}, {"x": "one"}):
-        [wrong] = parse_tool_calls(made(arguments, "f"), functions)
-        assert isinstance(wrong, MalformedCall)
+    parts = [{"properties": {"y": {"type": "integer"}}}, {"$ref": "#/$defs/Z"}, {"required": ["x"]}, {"properties": 5}]
+    z = {"properties": {"z": {}}, "anyOf": [{"$ref": "#/$defs/Z"}]}
+    schema = {"properties": {"x": {"type": "integer"}}, "required": ["x"], key: parts, "$defs": {"Z": z}}
+    functions = {"f": {"parameters": schema}, "closed": {"parameters": {**schema, "additionalProperties": False}}}
+    arguments = {"x": 1, "y": 2, "z": 3}
+    assert parse_tool_calls(made(arguments, "f"), functions) == (ToolCall("f", arguments),)
+    for wrong, name in (({"y": 2}, "f"), ({"x": "one"}, "f"), ({"x": 1, "w": 1}, "f"), (arguments, "closed")):
+        [call] = parse_tool_calls(made(wrong, name), functions)
+        assert isinstance(call, MalformedCall)
 
 
 @given(

@@ -48,13 +48,34 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def takes_others(parameters: Mapping[str, Any]) -> bool:
-    """True if calls may have arguments that are not among the `properties` of this schema (`parameters_of`).
+def may_have(name: str, function: Mapping[str, Any]) -> bool:
+    """True if a call may have the argument `name` although it is not among the `properties` of `parameters_of`: the
+    schema or one of its parts takes any argument, or a part describes this one."""
+    whole = parameters_of(function)
+    if whole.get("additionalProperties") is False:
+        return False
+    parts = _parts(whole, function.get("parameters"))
+    return any(part.get("additionalProperties") or name in _as_mapping(part.get("properties")) for part in parts)
 
-    Parts of the schema (`allOf`, `anyOf`, `oneOf`) may describe further arguments. These are not checked here; the tool
-    itself checks them.
-    """
-    return any(parameters.get(key) for key in ("additionalProperties", "allOf", "anyOf", "oneOf"))
+
+def _as_mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _parts(whole: Mapping[str, Any], root: Any) -> Iterator[Mapping[str, Any]]:
+    """The schema and everything that it is composed of, each once."""
+    waiting: list[Any] = [whole]
+    seen = set[int]()
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        if isinstance(ref := part.get("$ref"), str):
+            waiting.append(_target(ref, root))
+        for key in ("allOf", "anyOf", "oneOf"):
+            waiting.extend(each if isinstance(each := part.get(key), list | tuple) else ())
 
 
 def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
