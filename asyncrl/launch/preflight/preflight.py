@@ -37,7 +37,7 @@ from asyncrl.launch.preflight.tasks.prompts import prompt_lengths
 from asyncrl.launch.preflight.tasks.row_checks import RowChecks
 from asyncrl.launch.preflight.tasks.truths import check_truths
 from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
-from asyncrl.launch.preflight.unused import warn_of_unused_settings
+from asyncrl.launch.preflight.unused import warn_of_unused_scores, warn_of_unused_servers
 from asyncrl.network.keys import check_keys
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def preflight(
             ports = partial(check_ports, config.network, learner, config.replay.shards)
             found.check(ports, partial(check_devices, config))
             warn_of_silent_servers(config.engine)
-        warn_of_unused_settings(config.engine, config.replay.filter, scoring.shaping)
+        warn_of_unused_servers(config.engine)
         found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
         with found.collected():
             check_algorithm(config)
@@ -93,6 +93,7 @@ def preflight(
         trains = learner.epochs is not None or learner.total_steps > 0
         if trains:
             warn_of_large_rates(config.model, config.critic, config.implicit, learner)
+            warn_of_unused_scores(config.replay.filter, scoring.shaping)
         agent = partial(check_agent, actor, config.data, config.model, files)
         found.check(partial(check_play, actor, files, trains, trial), agent)
         found.check(partial(_check_models, config, open_own_chat, files, found))

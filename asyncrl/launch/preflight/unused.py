@@ -15,9 +15,15 @@ from asyncrl.config.schema import EngineConfig, FilterConfig, ServerConfig, Shap
 log = logging.getLogger("asyncrl.train")
 
 
-def warn_of_unused_settings(engine: EngineConfig, group_filter: FilterConfig, shaping: ShapingConfig) -> None:
-    """Log a warning for each setting without an effect."""
-    for line in (*_of_servers(engine), *_of_scores(group_filter, shaping)):
+def warn_of_unused_servers(engine: EngineConfig) -> None:
+    """Log a warning for servers, and for settings of servers, that this run does not use."""
+    for line in _of_servers(engine):
+        log.warning("%s", line)
+
+
+def warn_of_unused_scores(group_filter: FilterConfig, shaping: ShapingConfig) -> None:
+    """Log a warning for a score that no filter compares, and for a weight that no number has."""
+    for line in _of_scores(group_filter, shaping):
         log.warning("%s", line)
 
 

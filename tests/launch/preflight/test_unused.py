@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from asyncrl.config.schema import EngineConfig, FilterConfig, ServerConfig, ShapingConfig
-from asyncrl.launch.preflight.unused import warn_of_unused_settings
+from asyncrl.launch.preflight.unused import warn_of_unused_scores, warn_of_unused_servers
 
 NO_SERVERS = "no effect, since the embedded engine uses no servers"
 STARTS_NONE = "engine.server.tp_size: no effect, since the actors of this run start no servers"
@@ -35,6 +35,7 @@ def test_a_start_warns_of_settings_without_an_effect(
     told: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    warn_of_unused_settings(engine, group_filter, shaping)
+    warn_of_unused_servers(engine)
+    warn_of_unused_scores(group_filter, shaping)
     assert len(caplog.messages) == len(told)
     assert all(part in line for part, line in zip(told, caplog.messages, strict=True))
