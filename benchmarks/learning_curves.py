@@ -155,14 +155,19 @@ def _cells(setting: str, runs: Sequence[Row]) -> tuple[str, ...]:
 
 def line(runs: Sequence[Row], over: str) -> Iterator[tuple[float, float, float, float]]:
     """Yield x, and the mean, the least and the greatest accuracy, at each step at which more than half of the `runs`
-    have a point. x is the mean of these runs."""
+    have a point. x is the mean of these runs. It ends where x would fall since a slow run has no more points."""
+    reached = 0.0
     by_step = [{point["step"]: point for point in run["points"]} for run in runs]
     for step in sorted(set().union(*by_step)):
         points = [points[step] for points in by_step if step in points]
         if len(points) * 2 <= len(runs):
             continue
+        x = fmean(point[over] for point in points)
+        if x < reached:
+            return
+        reached = x
         accuracies = [point["accuracy"] for point in points]
-        yield fmean(point[over] for point in points), fmean(accuracies), min(accuracies), max(accuracies)
+        yield x, fmean(accuracies), min(accuracies), max(accuracies)
 
 
 def draw(curves: Iterable[Row], path: Path) -> None:

@@ -51,6 +51,8 @@ def test_seeds_of_a_setting_share_a_line_at_the_steps_that_most_have(tmp_path: P
     longer = runs[1] | {"points": [*runs[1]["points"], runs[1]["points"][-1] | {"step": 9, "samples": 72}]}
     assert list(line([runs[0], longer], "samples")) == list(line(runs, "samples"))
     assert list(line([runs[0], longer, longer], "samples"))[-1] == (72, 0.85, 0.85, 0.85)
+    slower = runs[0] | {"points": [each | {"samples": each["samples"] * 9} for each in runs[0]["points"]]}
+    assert list(line([slower, longer, longer], "samples"))[-1][0] == 88, "x would fall to 72 without the slow run"
     other = curve(Run(finished(tmp_path / "other", 0, 0, **{"cluster.colocated": True})))
     rows = table([*runs, other]).splitlines()
     assert rows[2] == "| max_lag 0, colocated | 0 | 0.250 | 0.750 | 0.750 to 0.750 | 4.0 | 40.0 | 6 |"
