@@ -61,6 +61,7 @@ class NewestOnly:
             dropped, self._waiting = self._waiting, waiting
         if dropped is not None:
             dropped[1].cancel()
+            dropped[1].set_running_or_notify_cancel()
 
     def _take(self) -> None:
         with self._lock:

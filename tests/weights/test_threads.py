@@ -8,7 +8,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,7 @@ def test_a_call_that_a_newer_one_replaces_is_cancelled_and_does_not_get_the_erro
     with busy_newest_only() as (calls, goes_on):
         replaced, newer = calls.begin(lambda: None), calls.begin(fail)
         assert replaced.cancelled()
+        assert wait([replaced], LIMIT_S).done
         goes_on.set()
         with pytest.raises(ValueError, match="the newer call"):
             newer.result(LIMIT_S)

@@ -49,6 +49,8 @@ FORM = 2
 passages than before."""
 
 ROWS_AT_ONCE = 1 << 14
+JOINERS = "\u200c\u200d"
+"""Invisible characters that only say how the letters of a word are drawn."""
 _PASSAGES = "passages.arrow"
 _COLUMNS = pa.schema([("title", pa.large_string()), ("text", pa.large_string())])
 
@@ -56,7 +58,8 @@ _COLUMNS = pa.schema([("title", pa.large_string()), ("text", pa.large_string())]
 def words(text: str) -> list[str]:
     """The words of a text in the form of the index: in lower case, without accents."""
     if not text.isascii():
-        text = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+        kept = (each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+        text = "".join(each for each in kept if each not in JOINERS)
     return _word().findall(text.casefold())
 
 

@@ -183,7 +183,7 @@ def test_words_are_compared_without_case_and_accents():
     assert words("Göttingen's CAFÉ, 1,5 — ﬁne") == ["gottingen", "s", "cafe", "1", "5", "fine"]
 
 
-@pytest.mark.parametrize("text", ["हिंदी में किताब", "বাংলা ভাষা", "தமிழ் மொழி", "తెలుగు భాష", "ภาษาไทย ที่นี่", "မြန်မာ ဘာသာ"])
+@pytest.mark.parametrize("text", ["ශ්‍රී", "हिंदी में किताब", "বাংলা ভাষা", "தமிழ் மொழி", "తెలుగు భాష", "ภาษาไทย ที่นี่", "မြန်မာ ဘာသာ"])
 def test_marks_of_a_word_do_not_divide_it(text: str):
     assert len(words(text)) == len(text.split())
     assert words("किताब") != words("कातिब")
