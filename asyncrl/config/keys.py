@@ -63,7 +63,7 @@ def near_path(path: str, suffixes: Collection[str] = TASK_SUFFIXES) -> str:
     suffix = Path(path).suffix
     try:
         found = sorted(Path(path).parent.iterdir(), key=lambda each: (each.suffix == suffix, each.name))
-        is_other = suffix and suffix not in suffixes and any(each.suffix == suffix for each in found)
+        is_other = suffix and suffixes and suffix not in suffixes and any(each.suffix == suffix for each in found)
         kinds = (suffix,) if is_other else suffixes
         known = {each.stem: str(each) for each in found if each.suffix in kinds or each.is_dir()}
     except OSError:
