@@ -155,7 +155,8 @@ def _cells(setting: str, runs: Sequence[Row]) -> tuple[str, ...]:
 
 def line(runs: Sequence[Row], over: str) -> Iterator[tuple[float, float, float, float]]:
     """Yield x, and the mean, the least and the greatest accuracy, at each step at which more than half of the `runs`
-    have a point. x is the mean of these runs. It ends where x would fall since a slow run has no more points."""
+    have a point. x is the mean of these runs. The line ends where x would fall, since a slow run has no
+    more points."""
     reached = 0.0
     by_step = [{point["step"]: point for point in run["points"]} for run in runs]
     for step in sorted(set().union(*by_step)):

@@ -69,8 +69,8 @@ def describe(run: Run) -> RunDescription:
         return _described(run, configured, engine.server.together if engine.launches else 1)
     except (KeyError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(
-            f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or from a different version of "
-            "asyncrl"
+            f"the metrics of {run.folder} cannot be used: {error!r}; the run trained no tokens, or the metrics are "
+            "damaged or from a different version of asyncrl"
         ) from error
 
 

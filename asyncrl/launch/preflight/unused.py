@@ -7,7 +7,6 @@ the embedded engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 from asyncrl.config.option import options
 from asyncrl.config.schema import EngineConfig, FilterConfig, ServerConfig, ShapingConfig
@@ -16,34 +15,24 @@ log = logging.getLogger("asyncrl.train")
 
 
 def warn_of_unused_servers(engine: EngineConfig) -> None:
-    """Log a warning for servers, and for settings of servers, that this run does not use."""
-    for line in _of_servers(engine):
-        log.warning("%s", line)
+    """Log a warning with the servers, and the settings of servers, that this run does not use."""
+    changed = [each.name for each in options(ServerConfig) if getattr(engine.server, each.name) != each.default]
+    unused = [f"engine.server.{name}" for name in changed]
+    if engine.kind == "embedded":
+        named = [name for name in ("urls", "urls_file", "router", "launch") if getattr(engine, name)]
+        unused = [*(f"engine.{name}" for name in named), *unused]
+    elif engine.launches:
+        return
+    if unused:
+        log.warning("%s: no effect, since the actors of this run start no servers", ", ".join(unused))
 
 
 def warn_of_unused_scores(group_filter: FilterConfig, shaping: ShapingConfig) -> None:
     """Log a warning for a score that no filter compares, and for a weight that no number has."""
-    for line in _of_scores(group_filter, shaping):
-        log.warning("%s", line)
-
-
-def _of_servers(engine: EngineConfig) -> Iterator[str]:
-    if engine.kind == "embedded":
-        if engine.names_servers:
-            yield "engine.urls, engine.urls_file, engine.router: no effect, since the embedded engine uses no servers"
-        if engine.launches:
-            yield "engine.launch: no effect, since the embedded engine uses no servers"
-    changed = [each.name for each in options(ServerConfig) if getattr(engine.server, each.name) != each.default]
-    if changed and (engine.kind == "embedded" or not engine.launches):
-        keys = ", ".join(f"engine.server.{name}" for name in changed)
-        yield f"{keys}: no effect, since the actors of this run start no servers"
-
-
-def _of_scores(group_filter: FilterConfig, shaping: ShapingConfig) -> Iterator[str]:
     if group_filter.score != FilterConfig().score and not group_filter.zero_variance:
-        yield "replay.filter.score: no effect without replay.filter.zero_variance=true"
+        log.warning("replay.filter.score: no effect without replay.filter.zero_variance=true")
     if shaping.process_weight and shaping.prm_aggregation == "per_step":
-        yield (
+        log.warning(
             "scoring.shaping.process_weight: no effect, since scoring.shaping.prm_aggregation=per_step makes no number "
             "that could have a weight"
         )

@@ -5,8 +5,7 @@ import pytest
 from asyncrl.config.schema import EngineConfig, FilterConfig, ServerConfig, ShapingConfig
 from asyncrl.launch.preflight.unused import warn_of_unused_scores, warn_of_unused_servers
 
-NO_SERVERS = "no effect, since the embedded engine uses no servers"
-STARTS_NONE = "engine.server.tp_size: no effect, since the actors of this run start no servers"
+STARTS_NONE = ": no effect, since the actors of this run start no servers"
 TWO = ServerConfig(tp_size=2)
 
 
@@ -16,9 +15,19 @@ TWO = ServerConfig(tp_size=2)
         (EngineConfig(), FilterConfig(), ShapingConfig(), []),
         (EngineConfig("sglang", server=TWO), FilterConfig(), ShapingConfig(), []),
         (EngineConfig("sglang", urls=["http://a"]), FilterConfig(True, "outcome"), ShapingConfig(), []),
-        (EngineConfig(urls=["http://a"]), FilterConfig(), ShapingConfig(), [NO_SERVERS]),
-        (EngineConfig(launch=True, server=TWO), FilterConfig(), ShapingConfig(), [NO_SERVERS, STARTS_NONE]),
-        (EngineConfig("vllm", urls=["http://a"], server=TWO), FilterConfig(), ShapingConfig(), [STARTS_NONE]),
+        (EngineConfig(urls=["http://a"]), FilterConfig(), ShapingConfig(), ["engine.urls" + STARTS_NONE]),
+        (
+            EngineConfig(launch=True, server=TWO),
+            FilterConfig(),
+            ShapingConfig(),
+            ["engine.launch, engine.server.tp_size" + STARTS_NONE],
+        ),
+        (
+            EngineConfig("vllm", urls=["http://a"], server=TWO),
+            FilterConfig(),
+            ShapingConfig(),
+            ["engine.server.tp_size" + STARTS_NONE],
+        ),
         (EngineConfig(), FilterConfig(score="outcome"), ShapingConfig(), ["replay.filter.score: no effect"]),
         (
             EngineConfig(),

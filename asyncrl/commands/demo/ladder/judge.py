@@ -78,8 +78,8 @@ def _steps(transcript: Transcript) -> Iterator[_Step]:
             states, value = _opening(passage.text)
         text += passage.text
         if passage.is_step:
-            results = next((each.text for each in transcript[index + 1 : index + 2] if not each.is_step), None)
-            yield _Step(text, _is_right(passage.plain, results, states, value))
+            following = next((each.text for each in transcript[index + 1 : index + 2] if not each.is_step), None)
+            yield _Step(text, _is_right(passage.plain, following, states, value))
 
 
 def _opening(text: str) -> tuple[list[str], int]:
@@ -102,10 +102,10 @@ def _is_right(step: str, following: str | None, states: list[str], value: int) -
     calls = parse_turn(step, _FUNCTIONS, FORMATS["hermes"]).calls
     if not calls:
         return step.strip() == str(value)
-    results = None if following is None else _results(following)
+    results = None if following is None else iter(_results(following))
     is_right = True
-    for number, call in enumerate(calls):
-        made = _foreseen(call, states) if results is None else "".join(results[number : number + 1])
+    for call in calls:
+        made = _foreseen(call, states) if results is None else next(results, "")
         if not made:
             is_right = False
         elif call.name == "undo":
@@ -122,6 +122,6 @@ def _foreseen(call: ToolCall | MalformedCall, states: Sequence[str]) -> str:
     if isinstance(call, MalformedCall):
         return ""
     if call.name == "undo":
-        return "".join(states[-2:-1])
+        return states[-2] if len(states) > 1 else ""
     state, operator = Nested(states[-1]), call.arguments["operator"]
     return state.reduced(operator).text if operator in state.workplace.operators else ""
