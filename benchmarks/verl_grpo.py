@@ -6,7 +6,6 @@ names in the files that `verl_settings` writes.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 from uuid import uuid4
 
@@ -39,13 +38,19 @@ class Calculator(BaseTool):  # type: ignore[misc]
             return ToolResponse(text=f"Error: {error}"), 0.0, {}
 
 
+def exact_number(solution_str: str, ground_truth: str, **_: Any) -> float:
+    """1 if the number of the last turn is the ground truth, else 0."""
+    found = final_number(_last_turn(solution_str))
+    return float(found is not None and found == final_number(ground_truth))
+
+
 def gsm8k(solution_str: str, ground_truth: str, **_: Any) -> float:
     """1 if the number after the last `####` of the last turn is the ground truth, else 0."""
-    answer = solution_str.rpartition(_LAST_TURN)[2]
-    if not MARK.search(answer):
-        return 0.0
-    found, truth = final_number(answer), final_number(ground_truth)
-    return float(found is not None and truth is not None and abs(found - truth) <= Fraction(0))
+    return exact_number(solution_str, ground_truth) if MARK.search(_last_turn(solution_str)) else 0.0
+
+
+def _last_turn(solution: str) -> str:
+    return solution.rpartition(_LAST_TURN)[2]
 
 
 class BoundedEpisode(ToolAgentLoop):  # type: ignore[misc]

@@ -19,6 +19,8 @@ from asyncrl.tools.calculator import Calculator
 
 PARTS, ATTENTION = "benchmarks.verl_grpo", "benchmarks.verl_attention"
 """The modules that verl's processes import."""
+RULES = ("gsm8k", "exact_number")
+"""asyncrl's rules that PARTS has for verl, too."""
 STAND_IN = "flash_attn-2.8.3"
 _PADDING = (
     "from transformers.modeling_flash_attention_utils import _pad_input as pad_input, _unpad_input as unpad_input"
@@ -46,7 +48,7 @@ ENVIRONMENT = {
 @dataclass(frozen=True)
 class Work:
     """The training of both sides. `at_once` is the number of episodes at once, and `micro_tokens` the size of a pass of
-    the learner."""
+    the learner. `rule` is one of RULES."""
 
     model: Path
     train: Path
@@ -63,6 +65,7 @@ class Work:
     at_once: int = 512
     max_lag: int = 4
     eval_every: int = 20
+    rule: str = "gsm8k"
 
     @property
     def groups(self) -> int:
@@ -163,7 +166,7 @@ def _common(work: Work, folder: Path) -> dict[str, Any]:
         f"{rollout}.agent.num_workers": 16,
         "reward.num_workers": 8,
         "reward.custom_reward_function.path": f"pkg://{PARTS}",
-        "reward.custom_reward_function.name": "gsm8k",
+        "reward.custom_reward_function.name": work.rule,
         "trainer.nnodes": 1,
         "trainer.logger": ["console"],
         "trainer.project_name": "versus_verl",
@@ -263,7 +266,7 @@ def asyncrl_settings(side: str, work: Work, folder: Path, servers_python: str) -
         "actor.max_turn_tokens": work.turn_tokens,
         "actor.max_tokens": work.episode_tokens,
         "actor.max_total_tokens": work.episode_tokens,
-        "scoring.rule": "gsm8k",
+        "scoring.rule": work.rule,
         "learner.steps": TRIED,
         "learner.batch_size": work.batch,
         "learner.group_size": work.group,

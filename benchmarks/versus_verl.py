@@ -1,10 +1,11 @@
-"""Compares the training of GSM8K with a calculator with verl, on the same GPUs, one side after the other.
+"""Compares training on tasks with a calculator with verl, on the same GPUs, one side after the other.
 
     python -m benchmarks.versus_verl --side verl-sync --python VERL_PYTHON --model runs/gsm8k_sft/model \
         --train gsm8k.parquet --held-out gsm8k_test.parquet --seconds 120
 
-The model is that of `examples/gsm8k` after its first step. Both sides have the same tasks, tool, rule, batch, lengths
-and learning rate, and `verl_settings` gives each its fastest settings. A call runs one side:
+The model is that of `examples/gsm8k` after its first step. With `--rule exact_number` it may be that of
+`examples/reasoning_gym`, with tasks of `asyncrl data reasoning-gym`. Both sides have the same tasks, tool, rule, batch,
+lengths and learning rate, and `verl_settings` gives each its fastest settings. A call runs one side:
 
 - `verl-sync`: verl's synchronous trainer. Servers and trainer have all GPUs in turns
 - `verl-ahead`: verl's asynchronous trainer on the same GPUs in turns, one batch ahead
@@ -45,6 +46,7 @@ from benchmarks.record import RESULTS, machine, write_result
 from benchmarks.verl_log import Console, Row
 from benchmarks.verl_settings import (
     ENVIRONMENT,
+    RULES,
     Work,
     asyncrl_settings,
     verl_module,
@@ -189,10 +191,9 @@ def command_of(options: argparse.Namespace, work: Work, folder: Path) -> list[st
 
 
 def work_of(options: argparse.Namespace) -> Work:
-    numbers = {
-        name: getattr(options, name) for name in ("gpus", "max_lag", "eval_every", "at_once", "micro_tokens", "lr")
-    }
-    return Work(*(each.absolute() for each in (options.model, options.train, options.held_out)), **numbers)
+    names = ("gpus", "max_lag", "eval_every", "at_once", "micro_tokens", "lr", "rule")
+    given = {name: getattr(options, name) for name in names}
+    return Work(*(each.absolute() for each in (options.model, options.train, options.held_out)), **given)
 
 
 def label_of(side: str, max_lag: int) -> str:
@@ -264,8 +265,9 @@ def command_line() -> argparse.ArgumentParser:
         "--python", default=sys.executable, help="Python that has verl, or SGLang for asyncrl's servers"
     )
     parser.add_argument("--model", type=Path, required=True, help="folder of the policy after `asyncrl sft`")
-    parser.add_argument("--train", type=Path, required=True, help="tasks of `asyncrl data gsm8k`")
-    parser.add_argument("--held-out", type=Path, required=True, help="tasks of `asyncrl data gsm8k --split test`")
+    parser.add_argument("--train", type=Path, required=True, help="tasks of `asyncrl data`")
+    parser.add_argument("--held-out", type=Path, required=True, help="held-out tasks of `asyncrl data`")
+    parser.add_argument("--rule", choices=RULES, default=Work.rule, help="rule of the outcome; default: %(default)s")
     parser.add_argument("--gpus", type=int, default=Work.gpus, help="GPUs to use; default: %(default)s")
     parser.add_argument("--max-lag", type=int, default=Work.max_lag, help="age bound in versions; default: %(default)s")
     parser.add_argument("--at-once", type=int, default=Work.at_once, help="episodes at once; default: %(default)s")

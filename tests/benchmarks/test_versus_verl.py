@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 import yaml
 from torch.testing import assert_close
 
+from asyncrl.scoring.rules.exact_number import exact_number
+from asyncrl.scoring.rules.gsm8k import gsm8k
+from asyncrl.types import Task, Trajectory
 from benchmarks import versus_verl
 from benchmarks.verl_attention import flash_attn_func, flash_attn_varlen_func
 from benchmarks.verl_log import Console, row_of
-from benchmarks.verl_settings import Work, asyncrl_settings, verl_settings, words, write_parts
+from benchmarks.verl_settings import PARTS, RULES, asyncrl_settings, verl_settings, words, write_parts
 from benchmarks.versus_verl import (
     AsyncrlRun,
     Curve,
@@ -38,8 +43,15 @@ from tests.runs.support import write_run
 
 RAY = "(TaskRunnerV1 pid=4711) "
 ACCURACY = "val-core/openai/gsm8k/acc/mean@1"
+VERL_NAMES = {
+    "verl.experimental.agent_loop.agent_loop": ["AgentLoopOutput"],
+    "verl.experimental.agent_loop.tool_agent_loop": ["AgentData", "AgentState", "ToolAgentLoop"],
+    "verl.tools.base_tool": ["BaseTool"],
+    "verl.tools.schemas": ["ToolResponse"],
+    "verl.trainer.ppo.v1.replay_buffer": ["ReplayBuffer", "ReplayBufferAsync"],
+}
+"""What PARTS imports from verl."""
 GIVEN = ("--model", "m", "--train", "t", "--held-out", "h", "--side", "verl-sync")
-WORK = Work(Path("m"), Path("train.parquet"), Path("test.parquet"))
 
 
 def step_line(step: int, seconds: float) -> str:
@@ -121,21 +133,37 @@ def test_too_few_steps_give_no_figures() -> None:
 
 
 def test_verl_gets_the_same_work_on_every_side(tmp_path: Path) -> None:
-    write_parts(tmp_path, WORK)
+    work = work_of(command_line().parse_args([*GIVEN, "--rule", "exact_number"]))
+    write_parts(tmp_path, work)
     tool = yaml.safe_load((tmp_path / "tools.yaml").read_text())["tools"][0]
     assert tool["class_name"] == "benchmarks.verl_grpo.Calculator"
     assert tool["tool_schema"]["function"]["name"] == "calculator"
     (loop,) = yaml.safe_load((tmp_path / "loops.yaml").read_text())
     assert (loop["turn_tokens"], loop["episode_tokens"]) == (128, 1024)
-    ours = asyncrl_settings("asyncrl-servers", WORK, tmp_path, "python")
+    ours = asyncrl_settings("asyncrl-servers", work, tmp_path, "python")
     for side in ("verl-sync", "verl-ahead", "verl-async"):
-        theirs = verl_settings(side, WORK, tmp_path)
+        theirs = verl_settings(side, work, tmp_path)
         groups = theirs["actor_rollout_ref.actor.ppo_mini_batch_size"]
         assert groups * theirs["actor_rollout_ref.rollout.n"] == ours["learner.batch_size"]
         assert theirs["actor_rollout_ref.actor.optim.lr"] == ours["learner.lr"]
-        assert theirs["trainer.n_gpus_per_node"] + theirs.get("rollout.n_gpus_per_node", 0) == WORK.gpus
+        assert theirs["trainer.n_gpus_per_node"] + theirs.get("rollout.n_gpus_per_node", 0) == work.gpus
         assert theirs["+actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type"] == "reinforce"
+        assert theirs["reward.custom_reward_function.name"] == ours["scoring.rule"] == "exact_number"
         assert all("=" in word for word in words(theirs))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_verl_scores_an_answer_as_asyncrl_does(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, names in VERL_NAMES.items():
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**dict.fromkeys(names, object)))
+    theirs = runpy.run_module(PARTS)[rule]
+    ours = {"gsm8k": gsm8k, "exact_number": exact_number}[rule]
+    trajectory = cast(Trajectory, None)
+    task = Task(id="t", messages=[{"role": "user", "content": "2 ** 10"}], ground_truth="1,024", data_source="d")
+    for answer in ("#### 1024", "<answer>1024</answer>", "1024 is it, or 5", "so it is 1024.0", "#### 7", "none", ""):
+        solution = f"assistant\n#### 1024\nuser\nmore\nassistant\n{answer}"
+        found = theirs(solution_str=solution, ground_truth=task.ground_truth, data_source="d")
+        assert found == ours(task, answer, trajectory), answer
 
 
 def test_the_side_decides_which_program_runs(tmp_path: Path) -> None:
