@@ -60,7 +60,7 @@ def figures(max_lag: int) -> dict[str, Any]:
         "max_lag": max_lag,
         "samples_per_s": (learner[-1]["trajectories_trained"] - learner[FIRST - 1]["trajectories_trained"]) / seconds,
         "learner_idle": statistics.mean(line["idle"] for line in steady),
-        "rollout_idle": actors[-1]["idle_seconds"] / actors[-1]["seconds"],
+        "engine_idle": actors[-1]["idle_seconds"] / actors[-1]["seconds"],
         "max_lag_seen": max(line["lag/max"] for line in steady),
         "lag_histogram": {lag: count / total for lag, count in histogram.items() if count},
     }
@@ -79,7 +79,7 @@ def main() -> None:
         row["ratio_to_first"] = row["samples_per_s"] / rows[0]["samples_per_s"]
         print(
             f"max_lag {max_lag}: {row['samples_per_s']:6.1f} samples/s ({row['ratio_to_first']:.2f}x)  "
-            f"learner idle {row['learner_idle']:.0%}  rollout idle {row['rollout_idle']:.0%}  "
+            f"learner idle {row['learner_idle']:.0%}  engine idle {row['engine_idle']:.0%}  "
             f"lag {json.dumps({k: round(v, 2) for k, v in row['lag_histogram'].items()})}"
         )
     print(f"written to {write_result('async_vs_sync', rows)}")

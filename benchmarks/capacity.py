@@ -63,7 +63,7 @@ def compare(max_lag: int, rates_of: int | None) -> dict[str, Any]:
             "samples_per_s": found.trajectories_per_s,
             "error": found.trajectories_per_s / measured["samples_per_s"] - 1,
             "learner_idle": found.learner_idle,
-            "rollout_idle": found.engine_idle,
+            "engine_idle": found.engine_idle,
             "lag_histogram": found.lags,
             "discarded": found.discarded,
         }
@@ -91,7 +91,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     panels = (
         ("samples_per_s", "trajectories a second"),
         ("learner_idle", "learner idle"),
-        ("rollout_idle", "engine idle"),
+        ("engine_idle", "engine idle"),
     )
     figure, axes = plt.subplots(1, len(panels), figsize=(10, 3), layout="constrained")
     names = [str(row["max_lag"]) for row in rows]

@@ -54,7 +54,7 @@ class RunProgress:
             "lag": learner.get("lag/max"),
             "learner_idle": learner.get("idle"),
             "rollout_tokens_per_s": sum(actor.get("tokens_per_s", 0.0) for actor in actors) if actors else None,
-            "rollout_idle": sum(idle) / len(idle) if idle else None,
+            "engine_idle": sum(idle) / len(idle) if idle else None,
         }
 
 
@@ -85,7 +85,7 @@ def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]
         ("lag", number(values["lag"])),
         ("learner idle", _share(values["learner_idle"])),
         ("sampled tokens/s now", number(values["rollout_tokens_per_s"])),
-        ("rollout idle", _share(values["rollout_idle"])),
+        ("engine idle", _share(values["engine_idle"])),
     ]
 
 

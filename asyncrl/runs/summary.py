@@ -337,7 +337,7 @@ def _speed(run: Run, steps: _Steps, waited_for_labels_s: float) -> dict[str, flo
         "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / max(1e-9, seconds), 1),
         "max_lag": steps.max_lag,
         "learner_idle": round(steps.idle_seconds / max(1e-9, steps.seconds), 4),
-        "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),
+        "engine_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),
         "waited_for_labels": round(waited_for_labels_s / max(1e-9, steps.seconds), 4),
     }
 

@@ -58,7 +58,7 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
             (
                 "speed",
                 f"{speed['tokens_per_s']:.0f} sampled tokens/s, largest lag {speed['max_lag']:.0f}, "
-                f"learner idle {speed['learner_idle']:.0%}, rollout idle {speed['rollout_idle']:.0%}",
+                f"learner idle {speed['learner_idle']:.0%}, engine idle {speed['engine_idle']:.0%}",
             )
         )
     rows += [("changed", text) for text in summary.changes]

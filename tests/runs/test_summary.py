@@ -54,7 +54,7 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
         "failures           1 episodes, 0 scorings",
         "dead letters       1: 1 of episodes, 0 of scorings, 0 of skipped plans",
         "1 x broken",
-        "speed              10 sampled tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
+        "speed              10 sampled tokens/s, largest lag 1, learner idle 25%, engine idle 25%",
         f"episodes           {tmp_path / 'replay'}",
         f"asyncrl inspect dead-letters {tmp_path}",
         f"asyncrl export {tmp_path}",

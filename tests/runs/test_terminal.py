@@ -37,7 +37,7 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert (rows["held-out outcome"], rows["held-out accuracy"]) == ("0.95", "0.9")
     assert rows["held-out failed"] == "13 of 50"
     assert (rows["lag"], rows["restarts"]) == ("1", "1")
-    assert (rows["sampled tokens/s now"], rows["rollout idle"]) == ("1234", "10%")
+    assert (rows["sampled tokens/s now"], rows["engine idle"]) == ("1234", "10%")
     assert rows["recomputed tokens"] == "5000"
     assert rows["stop of a push"] == "25 ms, at most 60"
     explained = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
@@ -50,10 +50,10 @@ def test_rates_of_an_earlier_start_are_not_shown_as_those_of_a_resumed_run(tmp_p
     actor.log(1, {"tokens_per_s": 571.0, "idle": 0.0})
     table = TerminalTable(Run(tmp_path), 100, 1, lambda: {"actor-0": 0})
     rows = dict(table.rows())
-    assert (rows["step"], rows["sampled tokens/s now"], rows["rollout idle"]) == ("9/100", "-", "-")
+    assert (rows["step"], rows["sampled tokens/s now"], rows["engine idle"]) == ("9/100", "-", "-")
     actor.log(0, {"tokens_per_s": 12.0, "idle": 0.9})
     rows = dict(table.rows())
-    assert (rows["sampled tokens/s now"], rows["rollout idle"]) == ("12", "90%")
+    assert (rows["sampled tokens/s now"], rows["engine idle"]) == ("12", "90%")
 
 
 def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_path: Path) -> None:

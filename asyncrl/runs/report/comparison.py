@@ -104,7 +104,7 @@ SPEED = {
     "tokens_per_s": "sampled tokens/s",
     "max_lag": "largest lag",
     "learner_idle": "learner idle",
-    "rollout_idle": "engines idle",
+    "engine_idle": "engine idle",
     "waited_for_labels": "waited for labels",
 }
 OLD_GROUPS = {

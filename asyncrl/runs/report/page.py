@@ -113,7 +113,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
     if speed := summary.speed:
         found += [
             ("elapsed", _duration(summary.elapsed_s), f"{short(speed['tokens_per_s'])} sampled tokens/s"),
-            ("learner idle", f"{speed['learner_idle']:.0%}", f"engines {speed['rollout_idle']:.0%}"),
+            ("learner idle", f"{speed['learner_idle']:.0%}", f"engine {speed['engine_idle']:.0%}"),
             ("largest lag", f"{speed['max_lag']:.0f}", "versions"),
         ]
     return found

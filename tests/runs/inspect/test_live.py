@@ -119,7 +119,7 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     shown = printed(status_table(status))
     for words in (
         *("step 7/40", "reward 0.75", "entropy -", "truncated -", "lag -", "learner idle 25%"),
-        *("sampled tokens/s now 512", "rollout idle 50%"),
+        *("sampled tokens/s now 512", "engine idle 50%"),
         "running",
         "actor worker",
         "s ago",
