@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -123,8 +123,7 @@ class SlurmCluster:
     def kill_node(self, name: str) -> None:
         """Kill everything on a node, as a loss of power does, and tell the controller that the node is down."""
         node = next(each for each in self._nodes if each.name == name)
-        for pid in self.run("ip", "netns", "pids", node.namespace).split():
-            os.kill(int(pid), signal.SIGKILL)
+        _kill_all(node)
         self._daemons.pop(name).wait()
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=killed")
 
@@ -223,9 +222,7 @@ MinJobAge=300
 
     def _stop_daemons(self) -> None:
         for node in self._nodes:
-            pids = subprocess.run(["ip", "netns", "pids", node.namespace], capture_output=True, text=True).stdout
-            for pid in pids.split():
-                os.kill(int(pid), signal.SIGKILL)
+            _kill_all(node)
         for daemon in self._daemons.values():
             daemon.terminate()
         for daemon in self._daemons.values():
@@ -234,6 +231,15 @@ MinJobAge=300
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+
+def _kill_all(node: _Node) -> None:
+    """Kill the processes on a node until there are none: some may start others, or end, after they were listed."""
+    list_pids = ["ip", "netns", "pids", node.namespace]
+    while pids := subprocess.run(list_pids, capture_output=True, text=True).stdout.split():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _as_host(name: str, command: str, mounts: str = "") -> list[str]:
