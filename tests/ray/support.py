@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from asyncrl.machine.ports import free_ports
 from tests.end_to_end.support import Run
-from tests.helpers import until
+from tests.helpers import living, until
 
 COUNT = 4
 CPUS = 2
@@ -88,7 +88,7 @@ class Nodes:
                 each.kill()
         node = self._nodes.pop(name)
         self._cluster.remove_node(node, allow_graceful=False)
-        until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes))
+        until(lambda: not living(processes))
 
 
 def on_ray(nodes: Nodes) -> list[str]:

@@ -60,7 +60,7 @@ async def main():
         if kill:
             os.kill(launcher, signal.SIGKILL)
             await run
-            assert user in [each.uids().real for each in psutil.process_iter()]
+            assert user in [each.info["uids"].real for each in psutil.process_iter(["uids"])]
     print(*users, flush=True)
     sys.stdin.read()
 

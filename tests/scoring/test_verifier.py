@@ -239,7 +239,7 @@ def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer_even_while_the_rul
     scorer.kill()
     scorer.wait()
     scorer.stdin.close()
-    until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not living([left]))
 
 
 @pytest.mark.heavy

@@ -115,7 +115,11 @@ def kill(run: Run, name: str) -> None:
 
 
 def servers(actor: int) -> list[psutil.Process]:
-    found = [each for each in psutil.Process(actor).children(recursive=True) if "sglang" in " ".join(each.cmdline())]
+    found = []
+    for each in psutil.Process(actor).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # Others may end meanwhile.
+            if "sglang" in " ".join(each.cmdline()):
+                found.append(each)
     assert found
     return found
 

@@ -203,8 +203,10 @@ def test_nothing_outlives_an_episode_that_is_cancelled_or_an_actor_that_is_kille
 
     def of_session(caller: psutil.Process) -> list[psutil.Process]:
         """The processes of the session, once the sleeper carries its mark."""
-        found = [each for server in caller.children() for each in server.children(recursive=True)]
-        return found if any(mark in each.cmdline()[-1:] for each in living(found)) else []
+        with suppress(psutil.NoSuchProcess):  # One that the start needs may end meanwhile.
+            found = [each for server in caller.children() for each in server.children(recursive=True)]
+            return found if any(mark in each.cmdline()[-1:] for each in living(found)) else []
+        return []
 
     async def act(toolbox: Toolbox) -> None:
         async def play() -> None:

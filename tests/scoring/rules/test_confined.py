@@ -14,7 +14,7 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules import confined
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.verifier import Verifier
-from tests.helpers import until
+from tests.helpers import living, until
 from tests.scoring.fakes import rule_input, rules_of
 
 pytestmark = pytest.mark.slow
@@ -131,7 +131,7 @@ def test_one_process_serves_many_answers():
     confinement = Confinement()
 
     def children():
-        return {each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE}
+        return set(living(psutil.Process().children()))
 
     before = children()
     for answer in ("right", "else", "right"):
