@@ -61,8 +61,8 @@ def delivered(run: Run) -> int:
 
 def nothing_ends(run: Run, small: Path) -> None:
     before, watch, ballast = run.processes(), RunWatch(RunReader(run.dir)), fill(small)
-    until(lambda: "replay postpones requests: the store" in watch.look().text)
-    assert "there is no room on its disk" in watch.look().text
+    told = until(lambda: text if "replay postpones requests: the store" in (text := watch.look().text) else "")
+    assert "there is no room on its disk" in told
     stay_full(run)
     reached = delivered(run)
     make_room(ballast)

@@ -136,7 +136,7 @@ def test_a_full_disk_holds_up_many_requests_no_longer_than_one(start: Start) -> 
             for actor, own in zip(actors, tickets, strict=True)
         ]
         until(lambda: all(len(each.begun) >= 4 for each in waits))
-        assert "cannot commit" in replay.status()["busy"]
+        until(lambda: "cannot commit" in replay.status()["busy"])
         replay.limit_file_size(None)
         before = [len(each.begun) for each in waits]
         assert [each.result(GENEROUS_S) for each in delivered] == [["stored"] * 16] * 2

@@ -29,7 +29,9 @@ def test_the_demos_policy_trains_with_an_mcp_server_that_dies_again_and_again(
     assert len(run.steps()) == 2
     (rows,) = [list(read_lines(path)) for path in (run.dir / "metrics").glob("actor*.jsonl")]
     last = rows[-1]
-    assert last["mcp_started"] == last["mcp_lost"] + 1 > 1
+    # The run may end before a server that has died is started again.
+    assert last["mcp_started"] - last["mcp_lost"] in (0, 1)
+    assert last["mcp_started"] > 1
     assert last["tool_failures"] >= last["mcp_lost"], "all calls that wait for the server learn of its end"
     assert (last["failed"], last["mcp_states_lost"]) == (0, 0)
     assert until(lambda: not servers(tmp_path))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -133,9 +134,13 @@ def below_the_stub() -> list[psutil.Process]:
 def test_a_session_that_runs_between_two_cells_is_ended_and_the_next_call_says_so(how: str, stub: Path):
     async def act(sandbox: ContainerSandbox) -> None:
         session = await sandbox.start(SandboxLimits(cpu_s=math.inf))
-        assert await session.run(WAKING[how], GENEROUS_S) == ProgramResult("", 0)
+        await session.run("", GENEROUS_S)
         started = below_the_stub()
         assert started
+        assert await session.run(WAKING[how], GENEROUS_S) == ProgramResult("", 0)
+        # On a busy machine, the session may have been ended by now, and its container with it.
+        with suppress(ValueError, psutil.NoSuchProcess):
+            started += below_the_stub()
         await async_until(lambda: not living(started))
         assert await session.run("5", GENEROUS_S) == ProgramResult("", 137, reason=RAN_IN_PAUSE)
 

@@ -65,6 +65,7 @@ def test_a_launched_server_that_is_killed_or_hangs_starts_again_and_its_turns_go
             turns = [
                 asyncio.create_task(fleet.generate(each, Sampling(1.0, 900), (), str(len(each)))) for each in prompts(4)
             ]
+            await async_until(lambda: fleet.stats().counters["segments"] >= 4)
             await asyncio.sleep(0.5)
             assert server.process is not None
             harm(server.process)

@@ -189,6 +189,7 @@ def test_a_cancelled_turn_leaves_the_server(server: RealServer) -> None:
             turn.cancel()
             while await running(http) != 0:
                 await asyncio.sleep(0.05)
+            await asyncio.wait([turn])
             assert turn.cancelled()
         await http.close()
 

@@ -103,7 +103,8 @@ async def test_a_request_over_a_connection_that_was_refused_ends_in_time(tmp_pat
 def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_path, mistake):
     """Through the configuration at both ends: a learner as it runs, and an actor's routes."""
     config = make_config(write_model(tmp_path / "model", layers=1), tmp_path)
-    config.network.replay_port, config.network.weights_port = free_ports(1), free_ports(1)
+    port = free_ports(2)
+    config.network.replay_port, config.network.weights_port = port, port + 1
     config.weights.to_engines = "zmq"
     theirs = TrainConfig(network=config.network, run=config.run, weights=config.weights)
     if mistake != "none":
