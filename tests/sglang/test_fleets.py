@@ -125,10 +125,10 @@ class Router:
 
     def __init__(self, log: Path, *urls: str) -> None:
         self._log = log
-        self._port, metrics = free_ports(1), free_ports(1)
+        self._port = free_ports(2)
         self.url = f"http://127.0.0.1:{self._port}"
         self._command = [os.environ[ROUTER], "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-        self._command += ["--port", str(self._port), "--prometheus-port", str(metrics)]
+        self._command += ["--port", str(self._port), "--prometheus-port", str(self._port + 1)]
         self._command += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"]
         self._command += ["--worker-urls", *urls]
         self._process: subprocess.Popen[bytes] | None = None

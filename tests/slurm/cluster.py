@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from asyncrl.machine.ports import free_ports
+from tests.helpers import until
 
 NEEDED = (
     "munged",
@@ -37,7 +38,7 @@ NEEDED = (
 )
 SUBNET = "10.213.8"
 HEAD = f"{SUBNET}.1"
-START_S = 30.0
+START_S = 90.0
 RAY_FOLDER = "/tmp/ray"
 
 
@@ -235,11 +236,15 @@ MinJobAge=300
 
 def _kill_all(node: _Node) -> None:
     """Kill the processes on a node until there are none: some may start others, or end, after they were listed."""
-    list_pids = ["ip", "netns", "pids", node.namespace]
-    while pids := subprocess.run(list_pids, capture_output=True, text=True).stdout.split():
-        for pid in pids:
+
+    def killed() -> bool:
+        listed = subprocess.run(["ip", "netns", "pids", node.namespace], capture_output=True, text=True)
+        for pid in listed.stdout.split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+        return not listed.stdout
+
+    until(killed)
 
 
 def _as_host(name: str, command: str, mounts: str = "") -> list[str]:
