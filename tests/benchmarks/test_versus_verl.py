@@ -50,7 +50,7 @@ VERL_NAMES = {
     "verl.tools.schemas": ["ToolResponse"],
     "verl.trainer.ppo.v1.replay_buffer": ["ReplayBuffer", "ReplayBufferAsync"],
 }
-"""What PARTS imports from verl."""
+"""The names that PARTS imports from verl, by their modules."""
 GIVEN = ("--model", "m", "--train", "t", "--held-out", "h", "--side", "verl-sync")
 
 
