@@ -70,7 +70,8 @@ def task_of(row: Mapping[str, Any], number: int) -> Task:
     """The task of row `number` of a batch, from the fields of verl's data sets.
 
     The fields are raw_prompt, data_source, reward_model, and optionally extra_info, tools_kwargs, tools and task_id.
-    Without task_id, the id has the row's `index`, or `number` if the row has none.
+    Without task_id, the id ends with the row's `index`. A row without an index has `row-NUMBER` there, so its id is not
+    that of a row whose index is NUMBER.
 
     Raises DataProtoError: one of the first three is missing.
     """
@@ -80,7 +81,7 @@ def task_of(row: Mapping[str, Any], number: int) -> Task:
     if row.get("tools_kwargs"):
         info["tools_kwargs"] = row["tools_kwargs"]
     split = "train" if info.get("split") is None else info["split"]
-    index = number if info.get("index") is None else info["index"]
+    index = f"row-{number}" if info.get("index") is None else info["index"]
     return Task(
         id=row.get("task_id") or task_id(row["data_source"], split, index),
         messages=list(row["raw_prompt"]),

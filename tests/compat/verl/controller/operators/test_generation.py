@@ -38,6 +38,6 @@ def test_rows_whose_index_or_split_is_null_have_ids_of_their_own() -> None:
         "raw_prompt": [{"role": "user", "content": "?"}],
         "reward_model": {"ground_truth": "2"},
     }
-    extras: list[Any] = [{"index": None, "split": None}, {"index": None}, {}, None, {"index": 7, "split": "test"}]
+    extras: list[Any] = [{"index": None, "split": None}, {}, None, {"index": 1}, {"index": 7, "split": "test"}]
     ids = [task_of({**row, "extra_info": extra}, number).id for number, extra in enumerate(extras)]
-    assert ids == ["sums/train/0", "sums/train/1", "sums/train/2", "sums/train/3", "sums/test/7"]
+    assert ids == ["sums/train/row-0", "sums/train/row-1", "sums/train/row-2", "sums/train/1", "sums/test/7"]
