@@ -153,7 +153,7 @@ class Router:
             return await response.json()
 
 
-@pytest.mark.skipif(not os.environ.get(ROUTER), reason=f"needs a real router: set {ROUTER} to a Python that has it")
+@pytest.mark.skipif(ROUTER not in os.environ, reason=f"needs a real router: set {ROUTER} to a Python that has it")
 def test_the_servers_behind_a_real_router_come_and_go_with_its_own_and_outlive_its_restart(
     server: RealServer, other: RealServer, tmp_path: Path
 ) -> None:
